@@ -35,7 +35,6 @@ def test_every_command_is_a_verb_and_every_verb_a_command() -> None:
         "event_number",
         "figures",
         "reasons",
-        "settings_view",
         "stages",
         "stop_on_signal",
         "verb",

@@ -535,13 +535,32 @@ def test_recommend_without_users_says_how(run: Cli, tmp_path: Path, data: Featur
 
 
 def test_what_there_is_is_listed(run: Cli) -> None:
-    assert "neumf" in run("models")[1]
+    listed = run("models")[1]
+    assert "neumf" in listed
+    assert "embedding_dim" not in listed, "one line a model"
+    status, _, said = run("models", "neum")
+    assert (status, "unknown model 'neum' (did you mean 'neumf'?)" in said) == (2, True)
     assert "movielens" in run("datasets")[1]
     listing = json.loads(run("models", "--json")[1])
     assert listing["models"]["neumf"]["needs"] == ["user", "item", "label"]
     assert "learning_rate" in listing["train"]
     assert "movielens" in json.loads(run("datasets", "--json")[1])
     assert run("version")[1].strip() == "0.1.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("lightgbm", ("labelled rows, fitted in one go", "num_leaves", "calibration", "recspec[baselines]")),
+        ("ease", ("interactions, fitted in one go", "user, item, label", "recency")),
+        ("sasrec", ("users, with their events, by gradient steps", "recspec train sasrec DATA RUN", "learning_rate")),
+        ("two_tower", ("rows, by gradient steps", "ranked by their features", "embedding_dim")),
+    ],
+)
+def test_of_one_model_everything_is_told(run: Cli, name: str, told: tuple[str, ...]) -> None:
+    printed = run("models", name)[1]
+    assert [each for each in told if each not in printed] == []
+    assert [*json.loads(run("models", name, "--json")[1])["models"]] == [name]
 
 
 @pytest.fixture

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from recspec import api
 from recspec.evaluation.evaluations import BASELINES
 from recspec.feature_spec import FeatureSpec
 from tests import made_up
@@ -43,6 +46,32 @@ def test_a_model_is_fitted_evaluated_and_recommends(run: Cli, data: FeatureSpec,
     status, printed, _ = run("recommend", tmp_path / "run", "--user", "3", "-k", "2", "--json")
     assert status == 0
     assert len(json.loads(printed)[0]["items"]) == 2
+
+
+def test_a_model_of_rows_says_which_columns_matter_and_why_a_row_has_its_probability(run: Cli, tmp_path: Path) -> None:
+    spec = made_up.clicks(tmp_path / "data", num_rows=1500)
+    status, _, told = run(
+        "train", "logistic_regression", spec.folder, tmp_path / "run", "--set", "calibration=isotonic"
+    )
+    assert status == 0
+    lines = told.splitlines()
+    assert lines[2] == "parameters: known once it is fitted"
+    assert any(re.search(r"bundle, fitted in [\d.]+ s; [\d,]+ weights$", line) for line in lines)
+    (important,) = (line for line in lines if line.startswith("importance: "))
+    first, share = important.removeprefix("importance: ").partition(", ")[0].split()
+    status, printed, _ = run("predict", tmp_path / "run", spec.folder, "--split", "test", "--explain")
+    assert status == 0
+    rows = list(csv.DictReader(printed.splitlines()))
+    for row in rows[:20]:
+        contributions = [float(value) for name, value in row.items() if name.startswith("contribution_")]
+        assert len(contributions) == len(spec.inputs())
+        assert float(row["base"]) + sum(contributions) == pytest.approx(float(row["log_odds"]), abs=1e-5)
+        assert 1 / (1 + math.exp(-float(row["log_odds"]))) == pytest.approx(float(row["probability"]), abs=1e-5)
+    model = api.open(tmp_path / "run")
+    shown = re.search(rf"importance\n\W*{first}\W+([\d.]+)%", str(model))
+    assert shown is not None
+    assert f"{round(float(shown[1]))}%" == share
+    assert "Importance of columns" in model.report(data=spec.folder).path.read_text()
 
 
 def test_the_plan_is_shown_without_fitting(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_worse_than_a_constant_names_both_losses_and_the_remedies() -> None:
     assert warning.to_dict() == {
         "kind": "worse_than_constant",
         "message": "log loss 1.1500 on valid is worse than 0.6300, that of the label rate 0.333 for every row; stop "
-        "earlier (train.patience), raise dropout or regularisation, or calibrate the model "
+        "earlier (train.patience, fewer trees), raise dropout or regularisation, or calibrate the model "
         "(train --resume --set train.calibration=temperature)",
     }
     assert of_probabilities(probabilities(0.649), "valid") == []  # within two standard errors of .01

@@ -94,6 +94,10 @@ def test_bins_lists_and_padding() -> None:
     assert_close(
         logits.numpy(), np.array([-1 + 10 + 0.5, 20 + 1 + 0.5, 2 + 30 + 3 + 0.5, 8 + 30 + 4 + 0.5], np.float32)
     )
+    model.set_usual(np.array([20.0, 2.0]))
+    names, parts, base = model.contributions({"n": torch.tensor([0.0, 3.0]), "l": lists[1:3]})
+    assert (names, base) == (["n", "l"], 22.5)
+    assert parts.tolist() == [[9 - 20, 1 - 2], [32 - 20, 3 - 2]]
 
 
 @pytest.mark.parametrize("std", [0.0, -1.0, float("nan")])

@@ -28,6 +28,7 @@ from recspec.inference import Predictor
 from recspec.loading import Ranks
 from recspec.models import MODELS, Model
 from recspec.training import Result, TrainingPlan, TrainSettings, defaults, plan_run, train
+from recspec.training.run_folder import RECIPE
 from recspec.training.search import AutoSearch, candidates, finish, main_reason
 from recspec.training.search.auto import MOST_ATTEMPTS
 from recspec.training.search.candidates import begin
@@ -35,7 +36,6 @@ from recspec.training.search.race import BEHIND, Race, first_slice, hope_of, nex
 from recspec.training.search.state import (
     BEST,
     BOARD,
-    RECIPE,
     RUNS,
     STATE,
     Ending,

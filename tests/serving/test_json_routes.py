@@ -16,14 +16,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from recspec.feature_spec import FeatureSpec
 from recspec.inference import requests as answers
 from recspec.inference.predictor import Predictor
 from recspec.inference.recommendation import RecommendRequest
+from recspec.models import LogisticRegression
 from recspec.serving.json_routes import OPERATIONS
 from recspec.serving.pages import docs_page, document
 from recspec.serving.repository import Repository
 from recspec.serving.server import ROUTES
 from recspec.serving.settings import Limits
+from recspec.training.loop import train
+from recspec.training.settings import TrainSettings
 from tests.asking import Answer, Asked, ask, asking, fits, sources
 from tests.made_up_models import films_and_clicks
 
@@ -115,6 +119,26 @@ def test_predict_answers_with_the_bundles_scores(both: Asked, runs: dict[str, Pa
     assert np.float32(data["scores"]).tolist() == by_hand.tolist()
     assert data["gaps"] == {"item_id": {"missing": 1, "unknown": 0}}
     assert both("POST", "/predict", {"model": "films", "rows": []}).data["scores"] == []
+
+
+def test_predict_explains_rows_of_a_model_that_can(runs: dict[str, Path], tmp_path: Path) -> None:
+    spec = FeatureSpec.load(runs["clicks"].parent / "clicks")
+    own = LogisticRegression.Settings()
+    train("logistic_regression", spec, tmp_path / "run", settings=TrainSettings(), model_settings=own)
+    lists = {name for name in spec.inputs() if spec.features[name].is_list}
+    row = {name: [1] if name in lists else 1 for name in spec.inputs()}
+    with asking(sources(sums=tmp_path / "run", clicks=runs["clicks"])) as asked:
+        data = asked("POST", "/predict", {"model": "sums", "rows": [row, row], "explain": True}).data
+        refused = asked("POST", "/predict", {"model": "clicks", "rows": [row], "explain": True})
+    fits(data, "RowScores")
+    first, second = data["explanations"]
+    assert first == second
+    assert set(first["contributions"]) == set(spec.inputs())
+    log_odds = first["base"] + sum(first["contributions"].values())
+    assert first["log_odds"] == pytest.approx(log_odds)
+    assert data["probabilities"][0] == pytest.approx(1 / (1 + np.exp(-log_odds)), abs=1e-6)
+    assert refused.status == 400
+    assert "wide_deep does not tell what each column contributes" in str(refused.data)
 
 
 def test_models_say_what_they_can_be_asked(both: Asked) -> None:

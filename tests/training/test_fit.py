@@ -1,6 +1,7 @@
 """Training of models that are fitted in one go: plan, log, bundle, refusals."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,13 +9,16 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from recspec.api.verb_checks import settings_of
 from recspec.base import config
 from recspec.base.errors import BundleError, DataError, Interrupted, SettingsError, SpecError
-from recspec.bundle import checkpoint
+from recspec.bundle import Bundle, checkpoint
 from recspec.bundle import folder as bundle
+from recspec.evaluation import EvaluateSettings, EvaluationTask, score_rows
 from recspec.evaluation.saved import FOLDER
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
+from recspec.metrics import fit
 from recspec.models import MODELS
 from recspec.report import REPORT_FILE
 from recspec.training import run_folder
@@ -68,6 +72,7 @@ def test_a_fit_leaves_a_bundle_whose_card_says_how_it_was_chosen(
     loaded = bundle.load(tmp_path / "run")
     card, (first, *tried, last) = loaded.card, seen
     assert (first["event"], first["fitted"], last["event"]) == ("start", True, "done")
+    tried = [each for each in tried if each["event"] != "warning"]
     assert {each["event"] for each in tried} == {"tried"}
     assert result.metrics == card.metrics == last["metrics"]
     assert card.trained["tried"] == [{"settings": each["settings"], "value": each["value"]} for each in tried]
@@ -255,3 +260,94 @@ def test_a_fit_without_a_new_item_on_valid_tells_that_nothing_was_chosen(tmp_pat
     run("item_knn", spec, tmp_path / "run", on_event=seen.append)
     (note,) = (str(each["message"]) for each in seen if each["event"] == "note")
     assert note.startswith("valid has no positive of an item that is new to its user")
+
+
+# --- models of labelled rows ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OF_LABELLED_ROWS)
+@pytest.mark.parametrize("splits", [("train",), ("train", "valid")])
+def test_a_model_of_rows_is_calibrated_on_valid_before_all_rows_are_fitted(
+    name: str, splits: tuple[str, ...], clicks: FeatureSpec, tmp_path: Path
+) -> None:
+    """The weights are those of a run without calibration, and the map that of the model which valid judged."""
+    seen: list[Event] = []
+    own = {"lightgbm": MODEL_CASES["lightgbm"].tiny, "logistic_regression": {"l2": 0.01}}[name]
+    asked = {"train_splits": splits, "calibration": "temperature"}
+    result = run(name, clicks, tmp_path / "run", asked, settings=own, on_event=seen.append)
+    run(name, clicks, tmp_path / "alone", settings=own)
+    trained, alone = (bundle.load(tmp_path / each) for each in ("run", "alone"))
+    logits = score_rows(alone.model, clicks, "valid")
+    labels = EvaluationTask(clicks, "valid", ("rows",), EvaluateSettings()).rows.labels
+    assert trained.card.calibration == result.calibration == fit(logits, labels, "temperature")
+    metrics = result.metrics["rows"]
+    assert metrics["log_loss"] < metrics["log_loss_uncalibrated"]
+    assert metrics["log_loss_uncalibrated"] == pytest.approx(alone.card.metrics["rows"]["log_loss"])
+    assert result.value == metrics["log_loss"]
+    (note,) = (str(each["message"]) for each in seen if each["event"] == "note")
+    assert note.startswith("calibrated on valid by temperature: log loss ")
+    assert seen[-1]["calibration"] == "temperature"
+    assert trained.card.train["calibration"] == "temperature"
+
+
+def test_a_model_of_rows_without_rows_to_calibrate_on_is_refused(clicks: FeatureSpec, tmp_path: Path) -> None:
+    bare = clicks.replace(sources={"train": clicks.sources["train"]})
+    with pytest.raises(
+        SettingsError, match=r"train.calibration is isotonic, and there are no rows to fit it on: no split"
+    ):
+        run("logistic_regression", bare, tmp_path / "run", {"calibration": "isotonic"})
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("lightgbm", r"\d+ trees, [\d,]+ leaves"), ("logistic_regression", r"[\d,]+ weights")]
+)
+def test_a_model_of_rows_says_its_size_and_which_columns_matter(
+    name: str, size: str, clicks: FeatureSpec, tmp_path: Path
+) -> None:
+    result = run(name, clicks, tmp_path / "run", settings=MODEL_CASES[name].tiny)
+    trained = bundle.load(tmp_path / "run").card.trained
+    assert re.fullmatch(size, result.size)
+    assert (trained["size"], trained["importance"]) == (result.size, result.importance)
+    assert set(result.importance) == set(clicks.inputs())
+    shares = list(result.importance.values())
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(1)
+    assert plan_of(name, clicks).parameters is None
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["lightgbm", "logistic_regression", "ials"])
+def test_the_recipe_of_a_fit_gives_the_same_run(
+    name: str, data: FeatureSpec, clicks: FeatureSpec, tmp_path: Path
+) -> None:
+    """Its chosen settings are in it, so nothing is chosen again."""
+    data = clicks if name in OF_LABELLED_ROWS else data
+    own = {**MODEL_CASES[name].tiny}
+    own.pop("l2", None)
+    run(name, data, tmp_path / "run", {"seed": 3}, settings=own)
+    model, train_settings = settings_of(name, tmp_path / "run" / run_folder.RECIPE, {})
+    seen: list[Event] = []
+    train(name, data, tmp_path / "again", settings=train_settings, model_settings=model, on_event=seen.append)
+    first, second = (bundle.load(tmp_path / each) for each in ("run", "again"))
+    assert weights_of(first) == weights_of(second)
+    assert first.card.metrics == second.card.metrics
+    assert (first.card.settings, first.card.train) == (second.card.settings, second.card.train)
+    assert len([each for each in seen if each["event"] == "tried"]) == 1
+    recipes = [(tmp_path / each / run_folder.RECIPE).read_text() for each in ("run", "again")]
+    assert recipes[0] == recipes[1]
+
+
+def weights_of(trained: Bundle) -> dict[str, list[object]]:
+    return {name: each.tolist() for name, each in trained.model.state_dict().items()}
+
+
+def test_a_recipe_of_ones_own_in_the_folder_is_not_overwritten(data: FeatureSpec, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text("model: ease\n")
+    with pytest.raises(
+        SettingsError, match=r"run: a run writes its recipe.yaml there, and yours is there already; move"
+    ):
+        run("ease", data, tmp_path / "run", settings={"l2": 5.0})
+    assert (tmp_path / "run" / "recipe.yaml").read_text() == "model: ease\n"

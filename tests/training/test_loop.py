@@ -14,6 +14,8 @@ from typing import get_args
 import pytest
 import torch
 
+from recspec.api.verb_checks import settings_of
+from recspec.base.config import load_recipe
 from recspec.base.errors import CheckpointError, SettingsError, SpecError, TrainingError
 from recspec.bundle import folder as bundle
 from recspec.bundle.checkpoint import read_tensors
@@ -110,6 +112,25 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(data: Feat
     other = run(data, tmp_path / "c", seed=1)
     assert_equal_weights(first, second)
     assert any(not torch.equal(weights(first)[name], weights(other)[name]) for name in weights(first))
+
+
+@pytest.mark.parametrize("few_items", [False, True])
+def test_the_recipe_of_a_run_gives_the_same_run(few_items: bool, data: FeatureSpec, tmp_path: Path) -> None:
+    """What suited the data is in it, such as the batch size; and the metric that valid could give."""
+    if few_items:
+        data = made_up.interactions(tmp_path / "data", num_users=60, num_items=8, num_rows=300)
+    own = MODELS["neumf"].Settings.model_validate(SMALL)
+    asked = TrainSettings(epochs=2, seed=3, tensorboard=False, mlflow="none")
+    train("neumf", data, tmp_path / "run", settings=asked, model_settings=own)
+    model, how = settings_of("neumf", tmp_path / "run" / "recipe.yaml", {})
+    train("neumf", data, tmp_path / "again", settings=how, model_settings=model)
+    assert_equal_weights(tmp_path / "run", tmp_path / "again")
+    first, second = (bundle.read_card(tmp_path / each / "bundle") for each in ("run", "again"))
+    assert first.metrics == second.metrics
+    assert first.settings == second.settings
+    assert how.seed == 3
+    assert how.batch_size == events(tmp_path / "run", "start")[0]["batch_size"]
+    assert "mlflow" not in load_recipe(tmp_path / "run" / "recipe.yaml").train
 
 
 def test_the_last_partial_batch_is_used(data: FeatureSpec, tmp_path: Path) -> None:

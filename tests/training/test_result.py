@@ -94,7 +94,7 @@ def test_a_calibration_mends_it_and_ranks_as_before(
     assert json.loads(json.dumps(result.to_dict()))["calibration"]["method"] == method
     (note,) = (event for event in events(tmp_path / "run", "note") if "calibrated" in str(event["message"]))
     assert str(note["message"]).startswith(f"calibrated on valid by {method}: log loss ")
-    assert str(note["message"]).endswith("valid is used twice, for the epoch and for this, so judge it on test")
+    assert str(note["message"]).endswith("valid is used twice, for the choice and for this, so judge it on test")
     before, after = (
         evaluate(bundle.load(each.bundle), clicks, "test", protocols=["rows"]).metrics["rows"]
         for each in (greedy, result)

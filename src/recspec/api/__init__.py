@@ -21,7 +21,7 @@ from recspec.api.journals import (
     journal_show,
     journal_verify,
 )
-from recspec.api.listing import Listing, Report, Runs, datasets, models, report, runs, settings_view
+from recspec.api.listing import Listing, Report, Runs, datasets, models, report, runs
 from recspec.api.measuring import bench_infer, bench_serve, bench_train
 from recspec.api.model import Model, Note, Plan, open, predict, reasons, recommend, similar
 from recspec.api.progress import Bar, Stages, event_number, stages
@@ -40,6 +40,6 @@ __all__ = [
     "compare_folder", "datasets", "describe", "drift", "evaluate", "event_number", "experiment_check",
     "experiment_report", "export", "figures", "forget", "import_tf", "journal_export", "journal_import",
     "journal_prune", "journal_show", "journal_verify", "model", "models", "open", "open_data", "pipeline",
-    "predict", "prepare", "reasons", "recommend", "report", "runs", "serve", "settings_view", "similar", "stages",
+    "predict", "prepare", "reasons", "recommend", "report", "runs", "serve", "similar", "stages",
     "stop_on_signal", "synthesize", "train", "transcode", "tune", "update", "verb", "verify",
 ]  # fmt: skip

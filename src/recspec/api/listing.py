@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from recspec.evaluation import FoundRun, RunList
+    from recspec.models import Model
 
 
 class Listing(Viewed, Mapping[str, Any]):
@@ -29,9 +31,15 @@ class Listing(Viewed, Mapping[str, Any]):
     """
 
     def __init__(
-        self, what: str, about: Mapping[str, str], settings: Mapping[str, type[BaseModel]], values: Mapping[str, object]
+        self,
+        what: str,
+        about: Mapping[str, str],
+        settings: Mapping[str, type[BaseModel]],
+        values: Mapping[str, object],
+        sheet: View | None = None,
     ) -> None:
         self.about, self._what, self._settings, self._values = about, what, settings, values
+        self._sheet = sheet
 
     def __getitem__(self, name: str) -> Any:
         return self._settings[name]
@@ -44,33 +52,41 @@ class Listing(Viewed, Mapping[str, Any]):
 
     def settings(self, name: str) -> View:
         """The settings of one, with their defaults, as a table."""
-        return settings_view(f"settings of {name}", self._settings[name])
+        return View(f"settings of {name}", [_settings("", self._settings[name])])
 
     def to_dict(self) -> dict[str, object]:
         """Names and JSON Schemas of settings, as the command prints them with `--json`."""
         return dict(self._values)
 
     def view(self) -> View:
-        """A line for each name."""
-        return View(self._what, [Section("", ("name", "about"), list(self.about.items()))])
+        """A line for each name; of one model everything that there is to know."""
+        return self._sheet or View(self._what, [Section("", ("name", "about"), list(self.about.items()))])
 
 
-def settings_view(title: str, settings: type[BaseModel]) -> View:
-    """Name, default and meaning of each setting."""
+def _settings(title: str, settings: type[BaseModel], names: Iterable[str] | None = None) -> Section:
+    """Name, default and meaning of settings, by default of all."""
     rows = []
-    for name, field in settings.model_fields.items():
+    for name in settings.model_fields if names is None else names:
+        field = settings.model_fields[name]
         default = json.dumps(field.get_default(call_default_factory=True), default=str)
         rows.append((name, "required" if field.is_required() else default, field.description or ""))
-    return View(title, [Section("", ("name", "default", "what it is"), rows)])
+    return Section(title, ("name", "default", "what it is"), rows)
 
 
 @verb
-def models() -> Listing:
-    """List the models, the roles they need and all settings."""
-    from recspec.models import all_models
+def models(name: str | None = None) -> Listing:
+    """List the models, or describe one with its settings.
+
+    Args:
+        name: Name of one model.
+
+    Raises:
+        SettingsError: for an unknown model.
+    """
+    from recspec.models import all_models, find_model
     from recspec.training import TrainSettings
 
-    found = all_models()
+    found = all_models() if name is None else {name: find_model(name)}
     lines = {name: (model.__doc__ or "").strip().partition("\n")[0] for name, model in found.items()}
     about = {name: f"{lines[name]} Needs: {', '.join(model.needs)}." for name, model in found.items()}
     schemas = {
@@ -78,7 +94,37 @@ def models() -> Listing:
         for name, model in found.items()
     }
     values = {"models": schemas, "train": TrainSettings.model_json_schema()["properties"]}
-    return Listing("models", about, {name: model.Settings for name, model in found.items()}, values)
+    sheet = None if name is None else _sheet(found[name])
+    what = "models; `recspec models NAME` shows the settings of one"
+    return Listing(what, about, {name: model.Settings for name, model in found.items()}, values, sheet)
+
+
+def _sheet(model: type[Model]) -> View:
+    """What a model is for, what it needs, how to train it, and its settings."""
+    from recspec.models import FittedItemModel, FittedModel, FittedRowModel, TrainedItemModel
+    from recspec.training import TrainSettings
+
+    rows = {
+        FittedRowModel: "labelled rows",
+        FittedItemModel: "interactions",
+        TrainedItemModel: "users, with their events",
+    }
+    learns = next((what for kind, what in rows.items() if issubclass(model, kind)), "rows")
+    fitted = issubclass(model, FittedModel)
+    facts = {
+        "needs the roles": ", ".join(model.needs),
+        "learns from": f"{learns}, {'fitted in one go' if fitted else 'by gradient steps'}",
+        "items that training never saw": "ranked by their features" if model.traits.scores_unseen_items else "",
+        "needs to train": "pip install 'recspec[baselines]'" if model.traits.libraries else "",
+        "train": f"recspec train {model.name} DATA RUN",
+    }
+    read = model.reads if issubclass(model, FittedModel) else TrainSettings.model_fields
+    sections = [
+        Section("", ("", ""), [(fact, value) for fact, value in facts.items() if value]),
+        _settings("settings (--set NAME=VALUE)", model.Settings),
+        _settings("settings of training (--set train.NAME=VALUE)", TrainSettings, read),
+    ]
+    return View(f"{model.name}: {inspect.getdoc(model)}", sections)
 
 
 @verb

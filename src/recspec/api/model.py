@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from recspec.training import Result
 
 
+MOST_IMPORTANT = 20
+"""Columns whose importance is shown."""
+
+
 class Note(UserWarning):
     """A remark on an answer: unknown values, a short list, scores that are no probabilities."""
 
@@ -103,6 +107,7 @@ class Model(Viewed):
         *,
         split: str | None = None,
         columns: Sequence[str] | None = None,
+        explain: bool = False,
         out: Place | None = None,
         workers: int = 1,
         engine: Literal["local", "spark", "ray"] = "local",
@@ -120,6 +125,8 @@ class Model(Viewed):
             rows: Raw rows (csv, jsonl or parquet; in Python also a data frame), or a prepared dataset.
             split: Split of a prepared dataset; by default test.
             columns: Columns to keep before the added one; by default all of raw rows, or ids and label of a split.
+            explain: Add what each column contributes to the log-odds of the probability (lightgbm and
+                logistic_regression): `log_odds`, `base`, `contribution_COLUMN` and, in words, `because`.
             out: File (csv, jsonl or parquet) or folder of shards; by default standard output; in Python, that is -
                 and the default a frame.
             workers: Processes that write shards.
@@ -136,6 +143,7 @@ class Model(Viewed):
 
         Raises:
             DataError: naming every column that is missing, and every value that can't be read.
+            RequestError: with `explain`, for a model whose rows can't be explained.
             SpecError: for an unknown split, or another dataset than the model was trained on.
         """
         from recspec.inference import note_of_scores, predict_shards, predict_split, predict_tables, row_writer
@@ -165,6 +173,7 @@ class Model(Viewed):
                         how,
                         split=split or "test",
                         columns=kept,
+                        explain=explain,
                         allow_outside=allow_outside,
                         progress=show,
                         note=_warn_one,
@@ -175,11 +184,13 @@ class Model(Viewed):
         write_to = tables.append if out is None else None if out == "-" else Path(out)
         with stages(False if out == "-" and spec is None else progress) as show:
             if spec is not None:
-                counts = predict_split(self.predictor, spec, split or "test", write_to, columns=kept, progress=show)
+                counts = predict_split(
+                    self.predictor, spec, split or "test", write_to, columns=kept, explain=explain, progress=show
+                )
             else:
                 blocks = _blocks(to_table(rows, "rows")) if is_frame(rows) else _rows_of(place)
                 with row_writer(write_to) as write:
-                    counts = predict_tables(self.predictor, blocks, write, columns=kept, where=place)
+                    counts = predict_tables(self.predictor, blocks, write, columns=kept, explain=explain, where=place)
         nothing = f"{place} holds no row" if not counts.rows and not is_frame(rows) else None
         _warn([*counts.notes(), *filter(None, [nothing, note_of_scores(self.predictor)])])
         if out is not None:
@@ -391,6 +402,8 @@ class Model(Viewed):
     def explain(self, user: str | int, item: str | int, *, kind: str | None = None) -> Any:
         """The events of a user's history that speak for an item, strongest first.
 
+        `predict(rows, explain=True)` explains probabilities of rows.
+
         Returns:
             A frame of one row an event: `item`, `title`, `value` and `by`. By `shares`, the values are parts of the
             model's score, and a last row holds the rest; by `nearest`, they are cosines of the model's vectors of
@@ -466,12 +479,15 @@ class Model(Viewed):
     def view(self) -> View:
         """How it was trained, what it reached on valid, and its settings."""
         card = self.predictor.bundle.card
-        names = [name for name in ("epoch", "steps", "seconds", "stopped") if card.trained.get(name)]
+        names = [name for name in ("epoch", "steps", "seconds", "stopped", "size") if card.trained.get(name)]
         told: dict[str, object] = {name: card.trained[name] for name in names}
         sections = [figures("trained", told)] if told else []
         for protocol, metrics in card.metrics.items():
             rows = [(name, f"{value:.4f}") for name, value in metrics.items()]
             sections.append(Section(f"valid, {protocol}", ("", ""), rows))
+        if isinstance(importance := card.trained.get("importance"), Mapping):
+            shares = [(name, f"{share:.1%}") for name, share in importance.items() if isinstance(share, float)]
+            sections.append(Section("importance", ("", ""), shares[:MOST_IMPORTANT]))
         given = {name: value for name, value in card.settings.items() if value is not None}
         sections.append(figures("settings", given))
         warned = [str(each.get("message")) for each in card.warnings]

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from recspec.base.errors import SettingsError, nearest, shortened, unknown
-from recspec.base.files import PathError, local, read_text
+from recspec.base.files import PathError, local, read_text, whole_file
 
 MOST_RECIPE_BYTES = 1 << 20
 MOST_YAML_VALUES = 200_000
@@ -116,6 +116,12 @@ def load_recipe(path: str | Path) -> Recipe:
     if problems:
         raise SettingsError.of(f"recipe {file}", problems)
     return Recipe(data.get("model"), data.get("settings") or {}, data.get("train") or {}, data.get("about"))
+
+
+def write_recipe(file: Path, recipe: Mapping[str, object]) -> None:
+    """Write a recipe, whole or not at all."""
+    with whole_file(file) as temporary:
+        temporary.write_text(yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:

@@ -101,7 +101,7 @@ class TreeRanker(Blend):
         ]
         return torch.cat(parts)
 
-    def contributions(self, batch: Batch) -> tuple[list[str], Tensor]:
-        """Names of columns and their shares (B, F) in the scores, of rows of one user."""
+    def contributions(self, batch: Batch) -> tuple[list[str], Tensor, float]:
+        """Names of columns, their contributions (B, F) to the scores of rows of one user, and the base of all."""
         users, items = batch[self.user_id].long()[:1], batch[self.item_id].long().unsqueeze(0)
-        return self.column_names(), self.trees.contributions(self.columns(users, items)[0])[:, :-1]
+        return self.column_names(), self.trees.contributions(self.columns(users, items)[0]), self.trees.base()

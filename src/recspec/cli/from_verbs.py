@@ -35,6 +35,7 @@ ARGUMENTS: Mapping[str, Sequence[str]] = {
     "evaluate": ("run", "data"),
     "compare": ("folder", "data"),
     "runs": ("folder",),
+    "models": ("name",),
     "catalogue": ("run", "products"),
     "update": ("run", "new_events"),
 }

@@ -489,20 +489,13 @@ def serve(call: Call, *, json: bool = False) -> None:
 
 
 def models(call: Call, *, json: bool = False) -> None:
-    """Print every model with its settings, and those of training."""
-    from recspec.training import TrainSettings
-
-    _print_listing(call(), json)
-    if not json:
-        print_view(api.settings_view("settings of training (--set train.NAME=VALUE)", TrainSettings))
+    """Print a line for each model, or everything about one."""
+    _print_view_or_json(call(), json)
 
 
 def datasets(call: Call, *, json: bool = False) -> None:
     """Print every dataset with its settings."""
-    _print_listing(call(), json)
-
-
-def _print_listing(listing: api.Listing, json: bool) -> None:
+    listing = call()
     if json:
         print_json(listing.to_dict())
         return

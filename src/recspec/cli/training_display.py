@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 FEW_STEPS = 5
+MOST_IMPORTANT = 8
+"""Columns whose importance is printed."""
 WHY_STOPPED = {
     "patience": "valid no longer improved",
     "falling": "valid had become clearly worse",
@@ -61,10 +63,11 @@ class TrainingDisplay:
             err.print(f"note: {event['message']}")
 
     def _start_fit(self, event: Mapping[str, object]) -> None:
+        parameters = event.get("parameters")
         self._print_five(
             data=_data(event),
             model=f"{event['model']}, fitted in one go",
-            parameters=f"{event_number(event, 'parameters'):,.0f}",
+            parameters="known once it is fitted" if parameters is None else f"{parameters:,}",
             steps=f"none; {shown(chosen)} chosen on valid" if (chosen := event.get("chosen")) else "none",
             where=_where(event),
         )
@@ -184,7 +187,11 @@ def print_result(result: Result) -> None:
     if (reached := _reached(result)) is not None:
         err.print(reached)
     if result.stopped == "fitted":
-        err.print(f"{result.bundle}: bundle, fitted in {result.seconds:.1f} s")
+        size = f"; {result.size}" if result.size else ""
+        err.print(f"{result.bundle}: bundle, fitted in {result.seconds:.1f} s{size}")
+        if result.importance:
+            named = [f"{name} {share:.0%}" for name, share in list(result.importance.items())[:MOST_IMPORTANT]]
+            err.print(f"importance: {', '.join(named)}", soft_wrap=True)
     else:
         where = f"{result.bundle}: bundle of epoch {round(result.best_epoch, 2):g}"
         speed = f"{result.samples_per_second:,.0f} samples/s, {result.seconds:.1f} s"

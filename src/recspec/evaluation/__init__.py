@@ -6,7 +6,7 @@ from recspec.evaluation.boosting import BoostedFit
 from recspec.evaluation.bootstrap import Paired, better, compare, compare_values, favours, pair
 from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model, informed
-from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
+from recspec.evaluation.fitting import Fitted, ItemFit, RowFit, metric_value
 from recspec.evaluation.interactions import (
     disliked_items,
     id_feature,
@@ -110,6 +110,7 @@ __all__ = [
     "list_metric",
     "measured_methods",
     "methods_of",
+    "metric_value",
     "pair",
     "positives",
     "read_events",

@@ -24,7 +24,7 @@ from recspec.base.errors import DataError, require_extra
 from recspec.data.encoding import CrossEncoder, read_encoders
 from recspec.data.storage import Column, Ragged
 from recspec.evaluation.choosing import Combination, Tried, choose
-from recspec.evaluation.fitting import Fitted, metric_value
+from recspec.evaluation.fitting import Fitted, by_column, metric_value
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.report import is_lower_better
 from recspec.evaluation.row_baselines import (
@@ -102,10 +102,13 @@ class BoostedFit:
         require_extra("lightgbm", "baselines")
         rows = TreeRows(self, before or splits, valid)
         best, self.facts = self._choose(rows), rows.facts
-        if valid and before == splits:
-            return best
-        model, _ = TreeRows(self, splits, None).grow(best.model.settings)  # type: ignore[arg-type]
-        return replace(best, model=model)
+        judged = best.model
+        assert isinstance(judged, LightGbm)
+        if not valid or before != splits:
+            model, _ = TreeRows(self, splits, None).grow(judged.settings)
+            best = replace(best, model=model, judged=judged)
+        assert isinstance(best.model, LightGbm)
+        return replace(best, importance=by_column(self.spec, best.model.gains()))
 
     def _choose(self, rows: TreeRows) -> Fitted:
         """The best settings of `GRID`, without those given, one after the other."""
@@ -174,7 +177,7 @@ class TreeRows:
         self.codes = self._codes(splits)
         self.plain.codes = self.codes
         self.plain.pairs.fill([], [], [], 0.0)
-        width = len(self.plain.column_names([]))
+        width = len(self.plain.column_features([]))
         of_rows, _ = count_labels(self.spec, splits)
         if "target_means" not in fit.settings.model_fields_set or vars(fit.settings)["target_means"] != "none":
             width += len(self.plain.ids) + min(MOST_PAIRS, math.comb(len(self.plain.ids), 2))

@@ -14,17 +14,26 @@ from pydantic import ValidationError
 
 from recspec.base import config, machine
 from recspec.base.errors import SettingsError, unknown
+from recspec.data.encoding import columns_of, read_encoders
 from recspec.evaluation import warnings
 from recspec.evaluation.choosing import Combination, Tried, choose
 from recspec.evaluation.interactions import history_of_items, interactions_of, tells_order
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.report import Evaluation, Metrics, PerGroup, is_lower_better
-from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit, splits_of_rows
-from recspec.evaluation.scoring import scores_of
+from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit, row_blocks, splits_of_rows
+from recspec.evaluation.scoring import as_batch, scores_of
 from recspec.evaluation.task import EvaluateSettings, EvaluationTask, draw_candidates
 from recspec.evaluation.warnings import ModelWarning
 from recspec.feature_spec import FOLD_IN, FeatureSpec
-from recspec.models import FittedItemModel, FittedModel, Interactions, LogisticRegression, Scores, on_meta_device
+from recspec.models import (
+    FittedItemModel,
+    FittedModel,
+    FittedRowModel,
+    Interactions,
+    LogisticRegression,
+    Scores,
+    on_meta_device,
+)
 
 Value = TypeVar("Value")
 
@@ -72,6 +81,10 @@ class Fitted:
     num_pairs: int = 0
     """Interactions, or labelled rows, that the model is fitted to."""
     warnings: tuple[ModelWarning, ...] = ()
+    importance: Mapping[str, float] = field(default_factory=dict)
+    """Of a model of rows, raw column -> its share of what the splits or the terms explain, largest first."""
+    judged: FittedRowModel | None = None
+    """The model that valid judged, before all rows were fitted; None if it is `model` itself."""
 
     @property
     def values(self) -> PerGroup | None:
@@ -331,12 +344,20 @@ class RowFit:
         if not self.valid or not before:
             given = "l2" in self.settings.model_fields_set
             l2 = vars(self.settings)["l2"] if given else fit.choose_strength()[0]
-            return Fitted(self._filled(fit, l2), num_pairs=_rows_of(fit))
-        best = self._choose(fit)
-        if before == splits:
-            return best
-        fit = LogisticFit(self.spec, splits)
-        return replace(best, model=self._filled(fit, vars(best.model.settings)["l2"]), num_pairs=_rows_of(fit))
+            best = Fitted(self._filled(fit, l2), num_pairs=_rows_of(fit))
+        else:
+            best = self._choose(fit)
+            if before != splits:
+                fit, judged = LogisticFit(self.spec, splits), best.model
+                assert isinstance(judged, LogisticRegression)
+                best = replace(
+                    best, model=self._filled(fit, judged.settings.l2), num_pairs=_rows_of(fit), judged=judged
+                )
+        assert isinstance(best.model, LogisticRegression)
+        means, variances = _terms(best.model, self.spec, splits)
+        best.model.set_usual(means)
+        importance = by_column(self.spec, dict(zip(best.model.features(), variances.tolist(), strict=True)))
+        return replace(best, importance=importance)
 
     def _choose(self, fit: LogisticFit) -> Fitted:
         given = "l2" in self.settings.model_fields_set
@@ -356,6 +377,31 @@ class RowFit:
         model = on_meta_device(lambda: self.kind(self.spec, settings))  # type: ignore[arg-type]
         model.fill(fit.layout.mean, fit.layout.std, fit.layout.edges, *fit.solve(l2))
         return model.eval()
+
+
+def _terms(
+    model: LogisticRegression, spec: FeatureSpec, splits: Sequence[str]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The mean and the variance of each feature's term (F,) over the rows of some splits."""
+    parts = list[NDArray[np.float64]]()
+    for _, block in row_blocks(spec, splits, model.features()):
+        with torch.inference_mode():
+            made = model.contributions(as_batch(block, spec))[1].numpy()
+        parts.append(np.stack([np.full(made.shape[1], len(made)), made.sum(0), (made**2).sum(0)]))
+    rows, sums, squares = np.sum(parts, axis=0)
+    means = sums / rows
+    return means, np.maximum(squares / rows - means**2, 0.0)
+
+
+def by_column(spec: FeatureSpec, by_feature: Mapping[str, float]) -> dict[str, float]:
+    """Shares of raw columns, largest first, from amounts of features; columns of one feature get equal parts of it."""
+    encoders = read_encoders(spec.folder) if spec.metadata.get("encoders") else {}
+    made, total = dict[str, float](), max(1e-300, sum(by_feature.values()))
+    for name, amount in by_feature.items():
+        columns = columns_of(encoders, name)
+        for column in columns:
+            made[column] = made.get(column, 0.0) + amount / total / len(columns)
+    return dict(sorted(made.items(), key=lambda each: -each[1]))
 
 
 def _rows_of(fit: LogisticFit) -> int:

@@ -101,7 +101,7 @@ def of_probabilities(found: Probabilities | None, split: str) -> list[ModelWarni
         rate = found.positives / found.rows
         told = f"log loss {found.log_loss:.4f} on {split} is worse than {found.log_loss_of_constant:.4f}, that of the "
         told += f"label rate {rate:.3g} for every row"
-        remedy = "stop earlier (train.patience), raise dropout or regularisation, or " + calibrate
+        remedy = "stop earlier (train.patience, fewer trees), raise dropout or regularisation, or " + calibrate
         if found.is_calibrated:
             remedy = f"the rows of {split} differ from those that the calibration was fitted on: check the split"
         warnings.append(ModelWarning("worse_than_constant", f"{told}; {remedy}"))

@@ -32,7 +32,7 @@ from recspec.feature_spec import FeatureSpec
 from recspec.inference.catalogue import ROLES, is_list
 from recspec.inference.live_events import LiveEvents
 from recspec.inference.lookup import catalogue_columns
-from recspec.inference.predictor import ROWS, Predictor
+from recspec.inference.predictor import ROWS, Predictor, Values
 from recspec.inference.recommendation import RecommendRequest
 from recspec.inference.recommender import CheckedRequest
 from recspec.inference.request_features import problems_by_row
@@ -53,9 +53,14 @@ def silent(stage: str, done: float, total: float | None) -> None:
 
 
 def predict_file(
-    predictor: Predictor, rows: Path, out: Path | None, *, columns: Sequence[str] | None = None
+    predictor: Predictor,
+    rows: Path,
+    out: Path | None,
+    *,
+    columns: Sequence[str] | None = None,
+    explain: bool = False,
 ) -> Predictions:
-    """Score a csv, jsonl or parquet file of raw rows, and write them with `Predictor.column` to a file like `out`.
+    """Score a csv, jsonl or parquet file of raw rows, and write it with `Predictor.columns_added` to a file like `out`.
 
     Writes the columns named in `columns`, in that order, by default all. Without `out`, CSV goes to standard output.
     Files larger than memory pass through in blocks.
@@ -65,7 +70,7 @@ def predict_file(
         SettingsError: if `out` has an ending that is none of .csv, .jsonl, .parquet, or a column is not there.
     """
     with row_writer(out) as write:
-        return predict_tables(predictor, read_rows(rows), write, columns=columns, where=rows)
+        return predict_tables(predictor, read_rows(rows), write, columns=columns, explain=explain, where=rows)
 
 
 def predict_tables(
@@ -74,23 +79,24 @@ def predict_tables(
     write: Write,
     *,
     columns: Sequence[str] | None = None,
+    explain: bool = False,
     where: Path | str = "rows",
 ) -> Predictions:
-    """Score tables of raw rows, and hand each on with `Predictor.column`; messages say where the rows are from.
+    """Score tables of raw rows, and hand each on with `Predictor.columns_added`; messages say where the rows are from.
 
     Raises:
         DataError: if a row holds what it can't, or the column to add is there already.
         SettingsError: if one of `columns` is not there.
     """
-    total = Predictions()
+    total, added = Predictions(), predictor.columns_added(explain=explain)
     for table in tables:
-        if columns is None and (held := [name for name in predictor.columns if name in table.column_names]):
+        if columns is None and (held := [name for name in added if name in table.column_names]):
             raise DataError(f"{where}: has a column '{held[0]}' already; rename it, or name other columns to keep")
         names = {name.strip(): name for name in table.column_names}  # ` ad_id` where blanks follow the commas
-        values, found = _predict(predictor, table, total.rows)
+        values, found = _predict(predictor, table, total.rows, explain=explain)
         total += found
         if columns is not None:
-            chosen = _chosen(columns, list(names), where, predictor.columns)
+            chosen = _chosen(columns, list(names), where, added)
             table = table.select([names[name] for name in chosen]).rename_columns(chosen)
         for name, each in values.items():
             table = table.append_column(name, pa.array(each))
@@ -98,10 +104,10 @@ def predict_tables(
     return total
 
 
-def _predict(predictor: Predictor, rows: pa.Table, first: int) -> tuple[dict[str, NDArray[np.float32]], Predictions]:
+def _predict(predictor: Predictor, rows: pa.Table, first: int, *, explain: bool) -> tuple[Values, Predictions]:
     """The predictions of a block of a file; problems count its rows from the file's beginning."""
     try:
-        return predictor.predict_labels(rows)
+        return predictor.predict_labels(rows, explain=explain)
     except DataError as error:
         if not first:
             raise
@@ -115,10 +121,11 @@ def predict_split(
     out: Path | Write | None,
     *,
     columns: Sequence[str] | None = None,
+    explain: bool = False,
     part: range | None = None,
     progress: Progress = silent,
 ) -> Predictions:
-    """Score a split of a prepared dataset, labelled or not, and write its rows with `Predictor.column`.
+    """Score a split of a prepared dataset, labelled or not, and write its rows with `Predictor.columns_added`.
 
     The columns before it are those of the group, the user's and the item's id and the label that the split holds, or
     `columns`: any features that are not lists. Ids are written as raw values where there is a vocabulary, and the
@@ -134,18 +141,18 @@ def predict_split(
     _point_to_raw_rows(spec, split)
     held = spec.columns(split)
     check_same_features(predictor.model, spec, predictor.bundle.folder)
-    features = predictor.model.features()
+    features, added = predictor.model.features(), predictor.columns_added(explain=explain)
     ids = (spec.group, *(id_feature(spec, role) for role in ROLES), *spec.labels)
     shown = tuple(dict.fromkeys(name for name in ids if name is not None and name in held))
     wanted = shown if columns is None else columns
-    if twice := [name for name in predictor.columns if name in held and name in wanted]:
+    if twice := [name for name in added if name in held and name in wanted]:
         raise SettingsError(
             f"{spec.folder}, split '{split}': holds a column '{twice[0]}', which is also the "
             "name of the predictions; name other columns with --columns"
         )
     if columns is not None:
         scalars = [name for name in held if not spec.features[name].is_list]
-        shown = _chosen(columns, scalars, f"{spec.folder}, split '{split}'", predictor.columns)
+        shown = _chosen(columns, scalars, f"{spec.folder}, split '{split}'", added)
     vocabularies = {name: found for name in shown if (found := _vocabulary_of(spec, name)) is not None}
     reader = open_split(spec, split, tuple(dict.fromkeys((*features, *shown))))
     total = Predictions()
@@ -158,7 +165,7 @@ def predict_split(
             progress("predict", start, reader.num_rows)
             block = reader.read(start, stop)
             batch = to_device(as_batch({name: block[name] for name in features}, spec), predictor.device)
-            values = predictor.predict_batch(batch, stop - start)
+            values = predictor.predict_batch(batch, stop - start, explain=explain)
             rows = {name: _raw(block[name], spec, name, vocabularies.get(name)) for name in shown}
             write(pa.table({**rows, **{name: pa.array(each) for name, each in values.items()}}))
             total.rows += stop - start

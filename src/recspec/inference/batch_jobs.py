@@ -143,15 +143,17 @@ def predict_shards(
     *,
     split: str = "test",
     columns: Sequence[str] | None = None,
+    explain: bool = False,
     allow_outside: bool = False,
     progress: Progress = silent,
     note: Note = no_note,
 ) -> Counts:
-    """Write rows of a Parquet file, or a split of a prepared dataset, with `Predictor.column`, as Parquet shards.
+    """Write rows of a Parquet file, or a split of a prepared dataset, with `Predictor.columns_added`, as shards.
 
     Raises:
         SettingsError: if `out` holds another job, or a setting is out of range.
         DataError: if the rows can't be read, or processes die of a shard; a second start goes on.
+        RequestError: with `explain`, for a model whose rows can't be explained.
     """
     how.check()
     if isinstance(rows, FeatureSpec):
@@ -171,7 +173,8 @@ def predict_shards(
         asked = {"rows": str(rows.resolve()), **_version(rows)}
     if said := note_of_scores(predictor):
         note(said)
-    settings = {"columns": None if columns is None else list(columns)}
+    predictor.columns_added(explain=explain)  # refuses before any work
+    settings = {"columns": None if columns is None else list(columns), "explain": explain}
     job = Job.of(predictor, "probabilities", asked, settings, count, how.shard_size)
     return _run(predictor, job, out, how, progress, note, allow_outside=allow_outside)
 

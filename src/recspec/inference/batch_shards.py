@@ -262,12 +262,12 @@ class ShardWriter:
         return write_blocks(*recommended(self.predictor, users, wanted, part), write)
 
     def _predict(self, shard: Shard, write: Callable[[pa.Table], None]) -> tuple[int, int]:
-        columns, asked, part = self.job.settings["columns"], self.job.input, range(shard.start, shard.stop)
+        how, asked, part = self.job.settings, self.job.input, range(shard.start, shard.stop)
         if "split" in asked:
             split = asked["split"]
-            return predict_split(self.predictor, self.spec, split, write, columns=columns, part=part).rows, 0
+            return predict_split(self.predictor, self.spec, split, write, **how, part=part).rows, 0
         rows = rows_of(Path(asked["rows"]), shard.start, shard.stop)
-        return predict_tables(self.predictor, rows, write, columns=columns, where=asked["rows"]).rows, 0
+        return predict_tables(self.predictor, rows, write, **how, where=asked["rows"]).rows, 0
 
     @cached_property
     def spec(self) -> FeatureSpec:

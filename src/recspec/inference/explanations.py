@@ -3,9 +3,9 @@
 Shapes: N items with an id; D width of a vector; C chosen items.
 
 A model that scores an item by the weights from the user's items (EASE, item-kNN) is explained exactly: the score is the
-sum of one share for each event, of which the largest are named, and a rest. LightGBM's score is the sum of one share
-for each feature, and a rest. For other models, the events are named that are nearest to the item by the model's vectors
-of items; they are no proof of what the model read.
+sum of one share for each event, of which the largest are named, and a rest. The score of a model of labelled rows, such
+as LightGBM, is the sum of one share for each feature, and a rest. For other models, the events are named that are
+nearest to the item by the model's vectors of items; they are no proof of what the model read.
 
 Shapes: L events of a history; k items of an answer; C chosen items.
 """
@@ -24,7 +24,7 @@ from recspec.bundle import Seen, TreeRanker
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.live_events import LiveEvents
 from recspec.inference.request_features import AnsweredBy, Context, RequestFeatures
-from recspec.models import ItemModel, KnownItemsModel, LightGbm, Model, UserEvents
+from recspec.models import FittedRowModel, ItemModel, KnownItemsModel, Model, UserEvents
 from recspec.models.layers import Batch, Embeddings, repeat_rows, take
 
 BLOCK = 1 << 22
@@ -122,7 +122,7 @@ class Explainer:
         if how == "popularity" or not len(items):
             return [None] * len(items)
         model, request = self._request_features.batch(np.array([user]), context, live)
-        if isinstance(model, (LightGbm, TreeRanker)):
+        if isinstance(model, (FittedRowModel, TreeRanker)):
             return self._of_features(model, request, items, scores)
         if how != "basket_vectors" and (shares := self._shares(model, request, items, scores)) is not None:
             return [self._of_shares(*shares, column, score) for column, score in enumerate(scores.tolist())]
@@ -133,12 +133,12 @@ class Explainer:
         return [Explanation("nearest", self._reasons(events, column)) for column in cosines.T]
 
     def _of_features(
-        self, model: LightGbm | TreeRanker, request: Batch, items: NDArray[np.int64], scores: NDArray[np.float32]
+        self, model: FittedRowModel | TreeRanker, request: Batch, items: NDArray[np.int64], scores: NDArray[np.float32]
     ) -> list[Explanation | None]:
         places = torch.from_numpy(items).to(model.device)
         batch = {**repeat_rows(request, len(items)), **take(self._known.items.features, places)}
         with torch.inference_mode():
-            names, shares = model.contributions(batch)
+            names, shares, _ = model.contributions(batch)
         made: list[Explanation | None] = []
         for own, score in zip(shares.cpu().numpy(), scores.tolist(), strict=True):
             best = np.argsort(-np.abs(own), kind="stable")[:NAMED]

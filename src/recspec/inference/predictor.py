@@ -25,9 +25,13 @@ from recspec.inference.pipeline import Pipeline
 from recspec.inference.recommendation import Recommendation, RecommendRequest, SimilarItems
 from recspec.inference.recommender import Recommender, similar
 from recspec.inference.request_features import RowEncoder
+from recspec.inference.row_explanations import RowExplainer
 from recspec.loading import pick_device
 from recspec.models import labels_of, logits_of_labels, probabilities_of_labels
 from recspec.models.layers import Batch, take
+
+Values = dict[str, NDArray[Any]]
+"""Columns of B values by name."""
 
 SCORE = "score"
 ROWS = 65_536
@@ -95,17 +99,18 @@ class Predictor:
         values, found = self.predict_labels(rows)
         return values[self.column], found
 
-    def predict_labels(self, rows: pa.Table) -> tuple[dict[str, NDArray[np.float32]], Predictions]:
-        """The values (B,) of each of `columns` for B raw rows, and a report on what was unknown in them.
+    def predict_labels(self, rows: pa.Table, *, explain: bool = False) -> tuple[Values, Predictions]:
+        """The values (B,) of `columns_added` for B raw rows, and a report on what was unknown in them.
 
         A user's or item's own features may be left out where the catalogue knows them.
 
         Raises:
             DataError: naming every column that is missing, and every value that can't be encoded.
+            RequestError: with `explain`, for a model whose rows can't be explained.
         """
         rows = self.row_encoder.named(rows)
         batch, missing = self.encode(rows)
-        values = self.predict_batch(batch, rows.num_rows)
+        values = self.predict_batch(batch, rows.num_rows, explain=explain)
         found = self.row_encoder.report(rows, missing, *self.row_encoder.unused_columns(rows.column_names))
         found.not_finite = int(np.count_nonzero(~np.isfinite(values[self.column])))
         return values, found
@@ -125,14 +130,27 @@ class Predictor:
         others = labels_of(self.model)[1:] if self.bundle.gives_probabilities else ()
         return (self.column, *map(probability_of, others))
 
-    def predict_batch(self, batch: Batch, num_rows: int) -> dict[str, NDArray[np.float32]]:
-        """The values (B,) of each of `columns` for each row of a batch of any size."""
+    def columns_added(self, *, explain: bool = False) -> tuple[str, ...]:
+        """`columns`, and with `explain` those of explanations."""
+        return (*self.columns, *(self.row_explainer.names if explain else ()))
+
+    @cached_property
+    def row_explainer(self) -> RowExplainer:
+        """Explains probabilities of rows. Raises `RequestError` for a model whose rows can't be explained."""
+        return RowExplainer(self.model, self.encoders)
+
+    def predict_batch(self, batch: Batch, num_rows: int, *, explain: bool = False) -> Values:
+        """The values (B,) of `columns_added` for the rows of a batch of any size."""
         with torch.inference_mode():
             blocks = [take(batch, slice(at, at + ROWS)) for at in range(0, num_rows, ROWS)]
             parts = [logits_of_labels(self.model, block) for block in blocks]
             logits = torch.cat(parts) if parts else torch.zeros(0, len(self.columns))
             values = probabilities_of_labels(self.model, logits) if self.bundle.gives_probabilities else [logits]
-        return {name: each[:, 0].cpu().numpy() for name, each in zip(self.columns, values, strict=True)}
+            explained = self.row_explainer.explain(batch).to_columns() if explain else {}
+        return {
+            **{name: each[:, 0].cpu().numpy() for name, each in zip(self.columns, values, strict=True)},
+            **explained,
+        }
 
     @cached_property
     def recommender(self) -> Recommender:

@@ -22,7 +22,7 @@ RawId = str | int
 MOST_ITEMS, MOST_EXCLUDED, MOST_BOOSTS, MOST_CONTEXT = 1_000, 10_000, 20, 1_000  # lengths of lists
 LARGEST_K, LARGEST_WEIGHT = 10_000, 100.0
 MOST_DIVERSE, MOST_EXPLAINED = 200, 100
-"""Largest k with diversity, whose work grows with the square of k, and with explanations."""
+"""Largest k with diversity, whose work grows with the square of k; and with explanations, as for rows to explain."""
 LONGEST_BOOSTS = 10_000
 """Characters of all boosts together."""
 

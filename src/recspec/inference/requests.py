@@ -25,8 +25,9 @@ from recspec.inference.catalogue import ROLES, Role, has_column
 from recspec.inference.live_events import LiveEvents
 from recspec.inference.predictor import SCORE, Predictor
 from recspec.inference.raw_columns import ColumnFacts, facts_of_encoder
-from recspec.inference.recommendation import Recommendation, RecommendRequest
+from recspec.inference.recommendation import MOST_EXPLAINED, Recommendation, RecommendRequest
 from recspec.inference.request_features import Row, check_columns, known_columns, problems_by_row, row_name, table_of
+from recspec.inference.row_explanations import RowExplanations
 from recspec.models import ItemModel, Model
 from recspec.models.layers import Batch
 
@@ -73,19 +74,27 @@ class RowScores:
     notes: tuple[str, ...] = ()
     others: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Probabilities of the labels besides the first, by `probability_LABEL`."""
+    explained: RowExplanations | None = None
 
     def to_dict(self) -> dict[str, Any]:
         gaps = {name: {"missing": each.missing, "unknown": each.unknown} for name, each in self.missing_values.items()}
         name = "scores" if self.kind == SCORE else "probabilities"
-        return {name: list(self.values), **self.others, "gaps": gaps, "notes": list(self.notes)}
+        explained = {} if self.explained is None else {"explanations": self.explained.to_dicts()}
+        return {name: list(self.values), **self.others, **explained, "gaps": gaps, "notes": list(self.notes)}
 
 
-def predict(predictor: Predictor, rows: Sequence[Row]) -> RowScores:
-    """The probability of each raw row, or its score by a model that only ranks.
+def predict(predictor: Predictor, rows: Sequence[Row], *, explain: bool = False) -> RowScores:
+    """The probability of each raw row, or its score by a model that only ranks; `explain` says why it is so large.
 
     Raises:
-        RequestError: naming the rows and columns that can't be read.
+        RequestError: naming the rows and columns that can't be read; or for a model whose rows can't be explained, or
+            too many rows to explain.
     """
+    explainer = predictor.row_explainer if explain else None
+    if explain and len(rows) > MOST_EXPLAINED:  # a row may take some milliseconds, while others wait
+        raise RequestError(
+            f"rows: {len(rows):,} rows; expected at most {MOST_EXPLAINED:,} with explanations", status=413
+        )
     if not rows:
         return RowScores((), predictor.column, {})
     known = known_columns(predictor.spec, predictor.encoders)
@@ -93,10 +102,14 @@ def predict(predictor: Predictor, rows: Sequence[Row]) -> RowScores:
     table = table_of(rows, "rows", known)
     with _naming("rows"):
         made, found = predictor.predict_labels(table)
+        batch = {} if explainer is None else predictor.encode(predictor.row_encoder.named(table))[0]
     values = made.pop(predictor.column)
     _check_finite(values, "rows")
     others = {name: each.tolist() for name, each in made.items()}
-    return RowScores(tuple(values.tolist()), predictor.column, found.missing_values, tuple(found.notes()), others)
+    with torch.inference_mode():
+        explained = None if explainer is None else explainer.explain(batch)
+    told = found.missing_values, tuple(found.notes())
+    return RowScores(tuple(values.tolist()), predictor.column, *told, others, explained)
 
 
 def rank(

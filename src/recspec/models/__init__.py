@@ -43,6 +43,7 @@ from recspec.models.multitask import (
 )
 from recspec.models.neumf import NeuMF
 from recspec.models.popularity import Popularity
+from recspec.models.row_model import FittedRowModel
 from recspec.models.sasrec import SasRec
 from recspec.models.sim import Sim
 from recspec.models.trees import Trees
@@ -50,13 +51,13 @@ from recspec.models.two_tower import TwoTower
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
 __all__ = [
-    "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel", "IdFacts",
-    "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LightGbm", "LightGbmSettings",
-    "LogisticRegression", "LossNeeds", "Model", "MultiTask", "PreparedNegatives", "Proposals", "Scores", "SeenIds",
-    "SequenceModel", "Shapes", "StoredLists", "Task", "TrainedItemModel", "Traits", "Trees", "UserEvents", "Wide",
-    "WideDeep", "WideDeepSettings", "all_models", "at_once", "counts_of", "find_model", "known_models", "label_views",
-    "labels_of", "logits_of_labels", "on_meta_device", "probabilities_of_labels", "problems_of_lists",
-    "require_libraries",
+    "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel",
+    "FittedRowModel", "IdFacts", "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LightGbm",
+    "LightGbmSettings", "LogisticRegression", "LossNeeds", "Model", "MultiTask", "PreparedNegatives", "Proposals",
+    "Scores", "SeenIds", "SequenceModel", "Shapes", "StoredLists", "Task", "TrainedItemModel", "Traits", "Trees",
+    "UserEvents", "Wide", "WideDeep", "WideDeepSettings", "all_models", "at_once", "counts_of", "find_model",
+    "known_models", "label_views", "labels_of", "logits_of_labels", "on_meta_device", "probabilities_of_labels",
+    "problems_of_lists", "require_libraries",
 ]  # fmt: skip
 
 

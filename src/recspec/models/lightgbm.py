@@ -22,9 +22,9 @@ from recspec.base import config
 from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.models.base import Traits
-from recspec.models.item_model import FittedModel
 from recspec.models.known_items import Stored
 from recspec.models.layers import Batch, RowsHeld, num_rows, side_by_side
+from recspec.models.row_model import FittedRowModel
 from recspec.models.trees import Trees
 
 TargetMeans = Literal["none", "columns", "pairs"]
@@ -153,7 +153,7 @@ class PairMeans(Stored):
         return []
 
 
-class LightGbm(FittedModel):
+class LightGbm(FittedRowModel):
     """Gradient boosting on labelled rows (Ke et al., "LightGBM", NeurIPS 2017), over every feature that it may read."""
 
     name = "lightgbm"
@@ -172,7 +172,6 @@ class LightGbm(FittedModel):
             "settings.feature_share": "0.3..1.0",
         }
     )
-    metric = "rows/log_loss"
 
     most_listed: ClassVar[int] = 32
     """Ids of a list that get a column of counts, the most frequent ones."""
@@ -214,18 +213,18 @@ class LightGbm(FittedModel):
         columns = weights.get("pairs.columns")
         # A tensor of no rows may claim any number of columns.
         pairs = columns.shape[1] if columns is not None and columns.dim() == 2 and len(columns) == 2 else 0
-        self.trees.num_columns = len(self.column_names([(0, 0)] * pairs))
+        self.trees.num_columns = len(self.column_features([(0, 0)] * pairs))
         return super().allocate_buffers(weights)
 
-    def column_names(self, pairs: Sequence[tuple[int, int]] | None = None) -> list[str]:
-        """Names of the columns (C,) in their order: what each one is made of."""
+    def column_features(self, pairs: Sequence[tuple[int, int]] | None = None) -> list[tuple[str, ...]]:
+        """The feature, or the pair of features, that each column (C,) is made of."""
         if pairs is None:
             pairs = [(int(a), int(b)) for a, b in self.pairs.columns.T.tolist()]
-        made = [name for name, width in zip(self.numbers, self.widths, strict=True) for _ in range(width)]
-        made += self.ids
-        made += [name for name in self.lists for _ in range(self.most_listed + 1)]
-        made += self.ids if self.has_means else ()
-        return [*made, *(f"{self.ids[a]} x {self.ids[b]}" for a, b in pairs if self.ids)]
+        made = [(name,) for name, width in zip(self.numbers, self.widths, strict=True) for _ in range(width)]
+        made += [(name,) for name in self.ids]
+        made += [(name,) for name in self.lists for _ in range(self.most_listed + 1)]
+        made += [(name,) for name in self.ids if self.has_means]
+        return [*made, *((self.ids[a], self.ids[b]) for a, b in pairs if self.ids)]
 
     def columns(self, batch: Mapping[str, Tensor]) -> Tensor:
         """The matrix (B, C) in fp64: numbers, codes of ids, counts of lists, means of ids, means of pairs."""
@@ -260,22 +259,25 @@ class LightGbm(FittedModel):
 
     def fill(self, structures: Sequence[Mapping[str, Any]]) -> None:
         """Take the trees that LightGBM grew on `columns`: the entries `tree_structure` of its `dump_model`."""
-        self.trees.num_columns = len(self.column_names())
+        self.trees.num_columns = len(self.column_features())
         self.trees.fill(structures)
 
-    def importance(self) -> dict[str, float]:
-        """The share of each feature, or pair of features, in what the splits explain, largest first."""
-        names, gains = self._by_name(self.trees.gains().unsqueeze(0))
-        made = dict(zip(names, (gains[0] / gains.sum().clamp(min=1e-300)).tolist(), strict=True))
-        return dict(sorted(made.items(), key=lambda each: -each[1]))
+    def size(self) -> str:
+        leaves = len(self.trees.feature) - int(self.trees.is_inner().sum())
+        return f"{len(self.trees.roots):,} trees, {leaves:,} leaves"
 
-    def contributions(self, batch: Batch) -> tuple[list[str], Tensor]:
-        """Names of features and of pairs of features, and their shares (B, names) in the logits; see `Trees`."""
-        return self._by_name(self.trees.contributions(self.columns(batch))[:, :-1])
+    def gains(self) -> dict[str, float]:
+        """What the splits of each feature explain; see `Trees.gains`."""
+        names, gains = self._by_feature(self.trees.gains().unsqueeze(0))
+        return dict(zip(names, gains[0].tolist(), strict=True))
 
-    def _by_name(self, values: Tensor) -> tuple[list[str], Tensor]:
-        """Sums (B, names) of the columns (B, C) that one feature, or pair, is made into."""
-        columns = self.column_names()
-        names = list(dict.fromkeys(columns))
-        places = torch.tensor([names.index(each) for each in columns])
-        return names, values.new_zeros(len(values), len(names)).index_add_(1, places, values)
+    def contributions(self, batch: Batch) -> tuple[list[str], Tensor, float]:
+        return *self._by_feature(self.trees.contributions(self.columns(batch))), self.trees.base()
+
+    def _by_feature(self, values: Tensor) -> tuple[list[str], Tensor]:
+        """Features (F,), and the sums (B, F) of the columns (B, C) made of each; of a pair each feature gets half."""
+        names, made = [*self.features()], values.new_zeros(len(values), len(self.features()))
+        for column, features in zip(values.T, self.column_features(), strict=True):
+            for each in features:
+                made[:, names.index(each)] += column / len(features)
+        return names, made

@@ -7,7 +7,7 @@ Shapes: B rows; R requests; N items; V values of numerical features in a row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -20,8 +20,8 @@ from torch import Tensor
 from recspec.base import config
 from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
-from recspec.models.item_model import FittedModel
 from recspec.models.layers import Batch, RowsHeld, num_rows
+from recspec.models.row_model import FittedRowModel
 
 
 class LogisticRegressionSettings(config.Settings):
@@ -36,14 +36,13 @@ class LogisticRegressionSettings(config.Settings):
     )
 
 
-class LogisticRegression(FittedModel):
+class LogisticRegression(FittedRowModel):
     """L2-regularised logistic regression on labelled rows, over every feature that a model may read."""
 
     name = "logistic_regression"
     Settings = LogisticRegressionSettings
     settings: LogisticRegressionSettings
     space = MappingProxyType({"settings.l2": "0.1..300.0 log"})
-    metric = "rows/log_loss"
 
     num_bins: ClassVar[int] = 64
     """Most bins of a number, cut evenly among its distinct values. On Adult's valid: AUC .9237; 32 cut by rows .9167;
@@ -56,6 +55,7 @@ class LogisticRegression(FittedModel):
     bins: Tensor
     weight: Tensor
     intercept: Tensor
+    usual: Tensor
 
     def __init__(
         self, spec: FeatureSpec, settings: LogisticRegressionSettings, table_rows: RowsHeld | None = None
@@ -74,6 +74,7 @@ class LogisticRegression(FittedModel):
         self.register_buffer("bins", torch.zeros(values, self.num_bins))
         self.register_buffer("weight", torch.zeros(sum(sizes)))
         self.register_buffer("intercept", torch.zeros(()))
+        self.register_buffer("usual", torch.zeros(len(self.features()), dtype=torch.float64))
 
     def allocate_buffers(self, weights: Mapping[str, Tensor]) -> list[str]:
         problems, std = super().allocate_buffers(weights), weights.get("std")
@@ -112,6 +113,11 @@ class LogisticRegression(FittedModel):
         self.edges, self.bins = torch.from_numpy(cuts), torch.from_numpy(bins)
         self.weight = torch.from_numpy(weights[at:]).float()
         self.intercept = torch.tensor(intercept, dtype=torch.float32)
+        self.set_usual(np.zeros(len(self.features())))
+
+    def set_usual(self, terms: NDArray[np.float64]) -> None:
+        """Take the mean term of each feature (F,) in the training rows, from which contributions are counted."""
+        self.usual = torch.from_numpy(terms)
 
     def forward(self, batch: Batch) -> Tensor:
         return self.intercept + self._part(batch)
@@ -124,22 +130,36 @@ class LogisticRegression(FittedModel):
         """`score_items`: the sum of a request's part and an item's part."""
         return self._part(request).unsqueeze(1) + items
 
+    def size(self) -> str:
+        used = sum(int((each != 0).sum()) for each in (self.linear, self.bins, self.weight))
+        return f"{used:,} weights"
+
+    def contributions(self, batch: Batch) -> tuple[list[str], Tensor, float]:
+        names, terms = [*self.features()], dict(self._terms(batch))
+        made = torch.stack([terms[name] for name in names], dim=1).double() - self.usual
+        return names, made, float(self.intercept + self.usual.sum())
+
     def _part(self, batch: Mapping[str, Tensor]) -> Tensor:
         """(B,) the part of the features that the batch holds."""
         own = {name: batch[name] for name in self.features() if name in batch}
         logits = torch.zeros(num_rows(own) or num_rows(batch), device=self.device)
+        for _, term in self._terms(batch):
+            logits = logits + term
+        return logits
+
+    def _terms(self, batch: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """The term (B,) of each feature that the batch holds."""
         start = 0
         for name, width in zip(self.numbers, self.widths, strict=True):
             here = slice(start, start + width)
             start += width
             if name in batch:
-                logits = logits + self._of_numbers(batch[name].reshape(-1, width), here)
+                yield name, self._of_numbers(batch[name].reshape(-1, width), here)
         for name in self.ids:
             if name in batch:
                 ids = batch[name].long()
                 weights = self.weight[self.first[name] + ids]
-                logits = logits + (weights if ids.dim() == 1 else (weights * (ids != 0)).sum(1))
-        return logits
+                yield name, weights if ids.dim() == 1 else (weights * (ids != 0)).sum(1)
 
     def _of_numbers(self, values: Tensor, here: slice) -> Tensor:
         # a (x - mean) / std + the weight of the bin that holds x: a step function beside the line.

@@ -1,11 +1,12 @@
 """Boosted trees as tensors: evaluated by torch, without the library that grew them.
 
-Shapes: B rows; C columns; T trees; M nodes of all trees; W words of 32 categories.
+Shapes: B rows; C columns; T trees; M nodes of all trees; E edges to their children; W words of 32 categories.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +22,9 @@ DEEPEST = 1023
 
 AT_ONCE = 1 << 17
 """Places in trees held at once on a CPU: 1 MB."""
+
+EDGES_AT_ONCE = 1 << 19
+"""Edges of rows whose contributions are computed at once: some arrays of 4 MB."""
 
 _TYPES: Mapping[str, torch.dtype] = {
     "feature": torch.int32,
@@ -42,40 +46,30 @@ def tree_sums(x: Tensor, *given: Any) -> Tensor:
     set; a leaf is its own child. `given` are the buffers of `Trees` but `rows`, in their order, and `deeper`:
     `deeper[d]` trees, which are the first ones, have more than d levels of nodes.
     """
-    *nodes, value, roots, deeper = given
-    for places in _places(x, *(*nodes, roots, deeper)):
-        leaves = places
-    sums: Tensor = value[leaves].sum(1)
-    return sums
-
-
-def _places(
-    x: Tensor,
-    feature: Tensor,
-    threshold: Tensor,
-    branches: Tensor,
-    set_start: Tensor,
-    set_words: Tensor,
-    sets: Tensor,
-    roots: Tensor,
-    deeper: Sequence[int],
-) -> Iterator[Tensor]:
-    """The nodes (B, T) where rows are, from the roots to the leaves, level by level."""
+    feature, threshold, branches, set_start, set_words, sets, value, roots, deeper = given
     rows = x.shape[0]
     places = roots.long().expand(rows, roots.shape[0])
-    yield places
     for count in deeper:  # one dimension: torch selects from it twice as fast as by an index of two
         at = places[:, :count].reshape(-1)
         values = x.gather(1, feature.index_select(0, at).long().view(rows, count)).view(-1)
-        right = values > threshold.index_select(0, at)
-        if sets.shape[0]:
-            words, category = set_words.index_select(0, at), values.int()
-            held = (category >= 0) & (category >> 5 < words)
-            word = sets.index_select(0, torch.where(held, set_start.index_select(0, at) + (category >> 5), 0))
-            right = torch.where(words > 0, ~(held & (word >> (category & 31) & 1).bool()), right)
+        right = _goes_right(values, at, threshold, set_start, set_words, sets)
         below = branches.index_select(0, 2 * at + right).long().view(rows, count)
         places = torch.cat([below, places[:, count:]], dim=1)
-        yield places
+    sums: Tensor = value[places].sum(1)
+    return sums
+
+
+def _goes_right(
+    values: Tensor, at: Tensor, threshold: Tensor, set_start: Tensor, set_words: Tensor, sets: Tensor
+) -> Tensor:
+    """Whether the nodes `at` (N,) send their features' values (N,) to their second child."""
+    right = values > threshold.index_select(0, at)
+    if sets.shape[0]:
+        words, category = set_words.index_select(0, at), values.int()
+        held = (category >= 0) & (category >> 5 < words)
+        word = sets.index_select(0, torch.where(held, set_start.index_select(0, at) + (category >> 5), 0))
+        right = torch.where(words > 0, ~(held & (word >> (category & 31) & 1).bool()), right)
+    return right
 
 
 # An operator, so that an exporter sees one node where ONNX has one; elsewhere torch decomposes it.
@@ -103,6 +97,7 @@ class Trees(Stored):
     def __init__(self, num_columns: int) -> None:
         super().__init__()
         self.num_columns, self.deeper = num_columns, list[int]()
+        self._edges: _Edges | None = None
         for name, dtype in _TYPES.items():
             self.register_buffer(name, torch.zeros(0, dtype=dtype))
 
@@ -122,7 +117,7 @@ class Trees(Stored):
         parts["roots"].append(starts[:-1])
         for name, dtype in _TYPES.items():
             setattr(self, name, torch.from_numpy(np.concatenate(parts[name])).to(dtype))
-        self.deeper = self._levels()[0]
+        self.deeper, self._edges = self._levels()[0], None
 
     def forward(self, x: Tensor) -> Tensor:
         """Sums (B,) in fp64 of rows (B, C) in fp64, none of which is NaN."""
@@ -136,29 +131,68 @@ class Trees(Stored):
         made: Tensor = torch.ops.recspec.tree_sums(x, *nodes, self.value, self.roots, self.deeper)
         return made
 
-    def contributions(self, x: Tensor) -> Tensor:
-        """Shares (B, C + 1) of columns in the sums of rows (B, C), and last the mean sum of the training rows.
+    def base(self) -> float:
+        """The mean sum of the training rows."""
+        return float(self.value[self.roots].sum())
 
-        Each step from a node to its child changes the mean of the training rows that came by; the column that the node
-        reads gets the change (Saabas, "Interpreting random forests", 2014). The shares of a row add up to its sum.
+    def contributions(self, x: Tensor) -> Tensor:
+        """Contributions (B, C) of columns to the sums of rows (B, C): with `base`, they add up to the sums.
+
+        They are Shapley values of the game in which a column that does not play sends a row to both children, by their
+        training rows (TreeSHAP: Lundberg, Erion and Lee, "Consistent individualized feature attribution for tree
+        ensembles", 2018). A leaf of value v, with d columns on the way to it, gives column i
+
+            v (o_i - z_i) integral from 0 to 1 of prod over the other columns j of (t o_j + (1 - t) z_j) dt
+
+        where o_j is 1 if the row passes all of j's nodes there, else 0, and z_j is the share of the training rows that
+        pass them. The integral of t^s (1 - t)^(d-1-s) is Shapley's weight s! (d-1-s)! / d!, and Gauss's quadrature is
+        exact for such polynomials. Sums over leaves go through the trees as in "Linear TreeSHAP" (Yu et al., 2022).
         """
-        nodes = (self.feature, self.threshold, self.branches, self.set_start, self.set_words, self.sets)
-        made = x.new_zeros(len(x), self.num_columns + 1)
-        made[:, -1] = self.value[self.roots].sum()
-        for before, after in pairwise(_places(x, *nodes, self.roots, self.deeper)):
-            made.scatter_add_(1, self.feature[before].long(), self.value[after] - self.value[before])
-        return made
+        if self._edges is None:
+            self._edges = _Edges.of(self)
+        step = max(1, EDGES_AT_ONCE // max(1, len(self._edges.child)))
+        return torch.cat([self._contributions(rows, self._edges) for rows in torch.split(x, step)])
+
+    def _contributions(self, x: Tensor, edges: _Edges) -> Tensor:
+        """Of a block of rows. Tensors (E + 1, B) end with the absent edge above the first ones, which all rows pass."""
+        parent, above, same, share = (
+            each.to(x.device) for each in (edges.parent, edges.above, edges.same, edges.share)
+        )
+        num, rows = len(parent), len(x)
+        feature = self.feature[parent].long()
+        nodes = (self.threshold, self.set_start, self.set_words, self.sets)
+        at = parent.repeat_interleave(rows)
+        right = _goes_right(x.T.index_select(0, feature).reshape(-1), at, *nodes).view(num, rows)
+        passed = x.new_ones(num + 1, rows)
+        passed[:-1] = right == edges.is_right.to(x.device).unsqueeze(1)
+        for here in edges.levels:
+            passed[here] *= passed[same[here]]
+        leaf_values = torch.where(self.is_inner(), 0.0, self.value)[edges.child.to(x.device)].unsqueeze(1)
+        of_edges = x.new_zeros(num, rows)
+        for t, weight in edges.points:
+            factor = t * passed + (1 - t) * share.unsqueeze(1)
+            products = x.new_ones(num + 1, rows)
+            products[:-1] = factor[:-1] / factor[same]
+            for here in edges.levels:
+                products[here] *= products[above[here]]
+            below = leaf_values * products[:-1]  # sums over the leaves below an edge
+            for here in reversed(edges.levels[1:]):
+                below[above[here][::2]] = below[here][::2] + below[here][1::2]
+            change = (passed - share.unsqueeze(1)) / factor
+            of_edges += weight * below * (change[:-1] - change[same])
+        return x.new_zeros(self.num_columns, rows).index_add_(0, feature, of_edges).T
 
     def gains(self) -> Tensor:
         """(C,) what the splits of each column explain: the variance of values between children, over training rows."""
-        inner = torch.nonzero(self._is_inner()).squeeze(1)
+        inner = torch.nonzero(self.is_inner()).squeeze(1)
         made = torch.zeros(self.num_columns, dtype=torch.float64)
         for side in (0, 1):
             child = self.branches[2 * inner + side]
             made.index_add_(0, self.feature[inner], self.rows[child] * (self.value[child] - self.value[inner]) ** 2)
         return made
 
-    def _is_inner(self) -> Tensor:
+    def is_inner(self) -> Tensor:
+        """(M,) whether a node splits."""
         return self.branches[::2] != torch.arange(len(self.feature), device=self.branches.device)
 
     def _levels(self) -> tuple[list[int], list[int]]:
@@ -186,6 +220,7 @@ class Trees(Stored):
             for name, each in held.items():
                 setattr(checked, name, each)
             self.deeper, levels = checked._levels()
+            self._edges = None
             if len(self.deeper) > DEEPEST:
                 found = [f"a tree has more than {DEEPEST} levels"]
             elif any(first < second for first, second in pairwise(levels)):
@@ -207,11 +242,63 @@ class Trees(Stored):
             "a node is no child of exactly one node before it": not (in_order and np.array_equal(reached, own)),
             f"a node reads a column outside 0 to {self.num_columns - 1}": ((held["feature"] < 0).any())
             or (held["feature"] >= self.num_columns).any(),
+            "a node has no training rows": not (np.isfinite(held["rows"]) & (held["rows"] > 0)).all(),
             f"a set of categories lies outside the {words} words": (starts < 0).any()
             or (sizes_of_sets < 0).any()
             or (starts + sizes_of_sets > words).any(),
         }
         return [what for what, is_so in found.items() if is_so]
+
+
+@dataclass(frozen=True)
+class _Edges:
+    """The edges of trees (E,), those near the roots first; index E is the absent edge above the first ones."""
+
+    parent: Tensor
+    child: Tensor
+    is_right: Tensor
+    above: Tensor
+    """The edge that leads to the parent."""
+    same: Tensor
+    """The nearest edge above whose parent reads the same column."""
+    share: Tensor
+    """(E + 1,) the share of the training rows that take this edge, and those above that read the same column, each
+    counted among the rows at its parent."""
+    levels: tuple[slice, ...]
+    points: tuple[tuple[float, float], ...]
+    """Places and weights of the quadrature from 0 to 1."""
+
+    @classmethod
+    def of(cls, trees: Trees) -> _Edges:
+        branches, feature, rows = (
+            each.cpu().numpy() for each in (trees.branches.view(-1, 2), trees.feature, trees.rows)
+        )
+        at, edge_to = trees.roots.cpu().numpy().astype(np.int64), np.full(len(feature), -1)
+        parents, children, sizes = [at[:0]], [at[:0]], [0]
+        while len(at):
+            inner = at[branches[at, 0] != at]
+            parents.append(np.repeat(inner, 2))
+            at = branches[inner].reshape(-1).astype(np.int64)
+            edge_to[at] = sum(sizes) + np.arange(len(at))
+            children.append(at)
+            sizes.append(len(at))
+        parent, child = np.concatenate(parents), np.concatenate(children)
+        none = len(parent)
+        above = np.append(np.where(edge_to[parent] < 0, none, edge_to[parent]), none)
+        read = np.append(feature[parent], -1)
+        same = above.copy()
+        while (other := (same < none) & (read[same] != read)).any():
+            same[other] = above[same[other]]
+        share, num_columns = np.append(rows[child] / rows[parent], 1.0), np.zeros(none + 1, np.int64)
+        levels = tuple(slice(int(a), int(b)) for a, b in pairwise(np.cumsum(sizes)) if a < b)
+        for here in levels:
+            share[here] *= share[same[here]]
+            num_columns[here] = num_columns[above[here]] + (same[here] == none)
+        places, weights = np.polynomial.legendre.leggauss(max(1, int(num_columns.max() + 1) // 2))
+        points = tuple(zip(((places + 1) / 2).tolist(), (weights / 2).tolist(), strict=True))
+        made = torch.from_numpy
+        nodes = made(parent), made(child), made(branches[parent, 1] == child)
+        return cls(*nodes, made(above[:-1]), made(same[:-1]), made(share), levels, points)
 
 
 class _Tree:

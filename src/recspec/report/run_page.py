@@ -41,6 +41,8 @@ CONSTANT = "constant"
 MOST_PARTS = 60
 """Slices of one column."""
 PARTS = ("top", "2nd", "3rd", "4th", "5th", "6th", "7th", "8th", "9th", "tail", "none")
+MOST_COLUMNS = 100
+"""Columns whose importance is shown."""
 MOST_SHOWN = 3
 """Models in the chart of exposure."""
 MOST_POINTS = 400
@@ -158,6 +160,8 @@ def verdict_tiles(run: RunFacts) -> dict[str, tuple[str, str] | str]:
             facts[f"best baseline: {best}"] = (theirs, f"the same {answer.main}")
     if (parameters := run.start.get("parameters")) is not None:
         facts["Parameters"] = number(parameters)
+    elif (told := run.card.trained.get("size")) is not None:
+        facts["Size"] = number(told)
     return {**facts, "Training took": duration(run.card.trained.get("seconds")), "Model on disk": size(run.size)}
 
 
@@ -551,11 +555,20 @@ def plan_of(run: RunFacts) -> dict[str, Any]:
     return {
         "parameters": f" with {number(parameters)} parameters" if isinstance(parameters, int) else "",
         "splits": " and ".join(map(str, splits)) if isinstance(splits, (list, tuple)) and splits else "train",
+        "importance": _importance(run),
         "choices": table(made, ["Choice", "Value", "Reason"], rows, sorts=False) if rows else None,
         "tried": _tried(run),
         "model": _settings_table(run.card.settings),
         "training": _settings_table(run.card.train) if run.card.train else None,
     }
+
+
+def _importance(run: RunFacts) -> Markup | None:
+    """The importance of each column; None if it is not known."""
+    known = list(mapping(run.card.trained, "importance").items())[:MOST_COLUMNS]
+    rows = [[plain(name, 100), percent(real(share))] for name, share in known]
+    caption = "Importance of columns: shares of the variance of log-odds that splits or terms explain"
+    return table(caption, ["Column", "#Share"], rows) if rows else None
 
 
 def _tried(run: RunFacts) -> Markup | None:

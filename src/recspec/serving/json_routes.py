@@ -179,7 +179,7 @@ def _similar(predictor: Predictor, wanted: types.SimilarRequest, until: float, _
 
 
 def _predict(predictor: Predictor, wanted: types.PredictRequest, _until: float, _live: object) -> dict[str, Any]:
-    return requests.predict(predictor, wanted.rows).to_dict()
+    return requests.predict(predictor, wanted.rows, explain=wanted.explain).to_dict()
 
 
 @contextmanager

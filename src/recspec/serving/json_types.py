@@ -128,6 +128,7 @@ class PredictRequest(JsonRequest):
     rows: list[dict[str, Any]] = Field(
         description="raw columns of each row; null for a missing value", json_schema_extra={"items": RowSchema}
     )
+    explain: bool = Field(False, description="tell what each column contributes to the log-odds")
 
 
 class CatalogueRequest(JsonRequest):
@@ -402,11 +403,21 @@ class MissingValues(Answer):
     unknown: int
 
 
+class RowExplanation(Answer):
+    """The base and what each column contributes, which add up to the log-odds of the probability."""
+
+    log_odds: float
+    base: float
+    contributions: dict[str, float]
+    """By raw column, the largest first."""
+
+
 class RowScores(Scored):
     """The probability of each row, or its score if the model only ranks."""
 
     probabilities: list[Annotated[float, Field(ge=0, le=1)]] | None = None
     scores: list[float] | None = None
+    explanations: list[RowExplanation] | None = None
     gaps: dict[str, MissingValues]
 
 

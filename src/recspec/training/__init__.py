@@ -8,7 +8,7 @@ from recspec.training.plan import FitPlan, Plan, TrainingPlan, make_plan
 from recspec.training.product_rates import arithmetic
 from recspec.training.refitting import refit
 from recspec.training.result import Result
-from recspec.training.run_folder import Event, has_checkpoint, remove_run
+from recspec.training.run_folder import RECIPE, Event, has_checkpoint, remove_run
 from recspec.training.settings import TrainSettings
 from recspec.training.tracking import TrackedSearch, require_mlflow, send_file
 from recspec.training.updating import (
@@ -23,7 +23,7 @@ from recspec.training.updating import (
 )
 
 __all__ = [
-    "Blended", "Choice", "Event", "FitPlan", "Learning", "Plan", "Result", "TrackedSearch", "TrainSettings",
+    "RECIPE", "Blended", "Choice", "Event", "FitPlan", "Learning", "Plan", "Result", "TrackedSearch", "TrainSettings",
     "TrainingPlan", "TrainingRun", "UpdateSettings", "Updated", "arithmetic", "blend_runs", "check_run",
     "dataset_of", "has_checkpoint", "make_plan", "next_version", "parts_of", "plan_run", "refit", "remove_run",
     "require_mlflow", "send_file", "task_of", "train", "update",

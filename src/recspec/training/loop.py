@@ -27,15 +27,28 @@ from recspec.base.signals import stopping_at_once
 from recspec.bundle import Card, DataRecord, RunRecord, run_record
 from recspec.bundle import folder as bundle
 from recspec.data.storage import label_columns
-from recspec.evaluation import BoostedFit, Fitted, ItemFit, RowFit, Tried, warnings
+from recspec.evaluation import (
+    BoostedFit,
+    EvaluateSettings,
+    EvaluationTask,
+    Fitted,
+    ItemFit,
+    RowFit,
+    Tried,
+    metric_value,
+    score_rows,
+    warnings,
+)
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
-from recspec.models import FittedItemModel, FittedModel, LightGbm, LogisticRegression, find_model
+from recspec.metrics import Calibration
+from recspec.models import FittedItemModel, FittedModel, FittedRowModel, LightGbm, LogisticRegression, find_model
 from recspec.training import run_folder
 from recspec.training.plan import FitPlan, Plan, TrainingPlan, make_fit_plan, make_plan
 from recspec.training.product_rates import arithmetic
 from recspec.training.result import (
     Result,
+    calibrate,
     cheap_baselines,
     inform,
     judge,
@@ -71,7 +84,8 @@ def train(
     stop_requested: Callable[[], bool] = lambda: False,
     part_of: TrackedSearch | None = None,
 ) -> Result:
-    """Train a model on a prepared dataset; writes `run/bundle`, `run/checkpoints`, `run/log.jsonl` and `run/run.json`.
+    """Train a model on a prepared dataset; writes `run/bundle`, `run/checkpoints`, `run/log.jsonl`, `run/run.json`
+    and `run/recipe.yaml`.
 
     With `force`, a run that the folder holds is removed once the plan of the new one is made.
 
@@ -102,10 +116,14 @@ def train(
         more: dict[str, Any] = {"baselines": baselines, "part_of": part_of}
         with using_threads(plan.threads.value):
             if isinstance(plan, FitPlan):
-                return run_fit(plan, run, ranks, on_event, stop_requested, resume=resume, **more)
-            training = TrainingRun(plan, run, ranks, on_event, stop_requested, **more)
-            with closing(training.log):
-                return training.train(resume)
+                result = run_fit(plan, run, ranks, on_event, stop_requested, resume=resume, **more)
+            else:
+                training = TrainingRun(plan, run, ranks, on_event, stop_requested, **more)
+                with closing(training.log):
+                    result = training.train(resume)
+        if ranks.is_first:
+            run_folder.write_recipe(run, str(spec.metadata.get("dataset") or spec.folder.name))
+        return result
 
 
 def plan_run(
@@ -514,6 +532,11 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
     except Interrupted:
         log.write("interrupted")
         raise
+    calibration = None
+    if isinstance(found.model, FittedRowModel):
+        found, calibration, notes = _with_calibration(plan, found)
+        for note in notes:
+            log.write("note", message=note)
     told = warnings.of_label_columns(label_columns(plan.spec, found.model.features()))
     found = replace(found, warnings=(*told, *found.warnings))
     if plan.chosen.value and plan.valid.value and found.value is None:
@@ -522,11 +545,13 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
         log.write("note", message=f"{what}, {then}")
     if doubt := found.model.doubt():
         log.write("note", message=doubt)
-    card = _card(plan, found, seconds)
+    card = _card(plan, found, seconds, calibration)
     where = bundle.save(folder / run_folder.BUNDLE, found.model, card, seen=seen, events=events)
     speed = found.num_pairs / max(seconds, 1e-9)
     fitted = Result(where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings, metric=found.metric)
-    result = replace(fitted, baselines=others, evaluation=found.evaluation, cut=cut)
+    result = replace(fitted, baselines=others, evaluation=found.evaluation, cut=cut, calibration=calibration)
+    if isinstance(found.model, FittedRowModel):
+        result = replace(result, size=found.model.size(), importance=found.importance)
     log_end(
         log,
         result,
@@ -536,8 +561,28 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
         metric=found.metric or plan.metric.value,
         metrics=found.metrics,
         settings=found.model.settings.model_dump(mode="json"),
+        calibration=calibration.method if calibration is not None else "none",
+        size=result.size,
+        importance=dict(result.importance),
     )
     return result
+
+
+def _with_calibration(plan: FitPlan, found: Fitted) -> tuple[Fitted, Calibration | None, list[str]]:
+    """What was fitted with its evaluation calibrated if that is asked for, the calibration, and notes."""
+    model, method, split = found.judged or found.model, plan.settings.calibration, plan.valid.value
+    calibration, notes = None, list[str]()
+    if found.evaluation is None:
+        return found, None, notes
+    if method != "none":
+        labels = EvaluationTask(plan.spec, split, ("rows",), EvaluateSettings()).rows.labels
+        logits = score_rows(model, plan.spec, split)
+        calibration, evaluation, notes = calibrate(model, logits, labels, method, found.evaluation, split)
+        value = metric_value(evaluation.metrics, found.metric)
+        found = replace(found, evaluation=evaluation, metrics=evaluation.metrics, value=value)
+    assert found.evaluation is not None
+    told = warnings.of_probabilities(found.evaluation.probabilities, split)
+    return replace(found, warnings=(*told, *found.warnings)), calibration, notes
 
 
 def _fit_of(plan: FitPlan, tell: Callable[[Tried], None], late: Callable[[], bool]) -> BoostedFit | ItemFit | RowFit:
@@ -559,8 +604,8 @@ def _baselines(plan: FitPlan, fit: BoostedFit | ItemFit | RowFit, found: Fitted,
     return values_of(cheap_baselines(question, before, plan.model, seconds), found.metric)
 
 
-def _card(plan: FitPlan, found: Fitted, seconds: float) -> Card:
-    trained = {
+def _card(plan: FitPlan, found: Fitted, seconds: float, calibration: Calibration | None) -> Card:
+    trained: dict[str, object] = {
         "epoch": 0,
         "seconds": round(seconds, 3),
         "splits": list(plan.settings.train_splits),
@@ -571,13 +616,15 @@ def _card(plan: FitPlan, found: Fitted, seconds: float) -> Card:
         "valid_metric": found.metric or None,
         "tried": [{"settings": dict(each.settings), "value": each.value} for each in found.tried],
         "logits_from": found.logits_from,
-        **({"importance": found.model.importance()} if isinstance(found.model, LightGbm) else {}),
     }
+    if isinstance(found.model, FittedRowModel):
+        trained |= {"size": found.model.size(), "importance": dict(found.importance)}
     return Card(
         model=plan.model,
         settings=found.model.settings.model_dump(mode="json"),
         train=plan.read_settings(),
         trained=trained,
         metrics=found.metrics,
+        calibration=calibration,
         warnings=tuple(each.to_dict() for each in found.warnings),
     )

@@ -19,7 +19,16 @@ from recspec.data.storage import check_sidecar_files
 from recspec.evaluation import interactions_of
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Loader, NewRowsAndReplay, Placement, Ranks
-from recspec.models import FittedModel, Ids, Interactions, Model, TrainedItemModel, find_model, on_meta_device
+from recspec.models import (
+    FittedModel,
+    FittedRowModel,
+    Ids,
+    Interactions,
+    Model,
+    TrainedItemModel,
+    find_model,
+    on_meta_device,
+)
 from recspec.models.layers import RowsHeld, kernels
 from recspec.training import choices
 from recspec.training.choices import Choice, CompileMode
@@ -95,7 +104,8 @@ class FitPlan(Plan):
     chosen: Choice[tuple[str, ...]]
     """Names of the settings that are chosen on valid."""
     threads: Choice[int]
-    parameters: int
+    parameters: int | None
+    """None for a model of rows, whose size the fit decides."""
 
     @property
     def kind(self) -> type[FittedModel]:
@@ -344,6 +354,7 @@ def make_fit_plan(
     if ranks.world_size > 1:
         notes.append(f"{model_name} is fitted by the first process; the others wait")
     valid = choices.pick_valid(spec.splits, settings, kind)
+    choices.check_calibration(spec, settings, valid)
     return FitPlan(
         model=model_name,
         spec=spec,
@@ -356,7 +367,7 @@ def make_fit_plan(
         metric=choices.pick_metric(spec, settings, kind),
         chosen=choices.pick_chosen(kind, model_settings, valid.value),
         threads=_pick_threads(settings, ranks),
-        parameters=model.num_parameters(),
+        parameters=None if isinstance(model, FittedRowModel) else model.num_parameters(),
         notes=tuple(notes),
         device=ranks.device,
         world_size=ranks.world_size,

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from recspec.base.errors import DataError, RecspecError
 from recspec.base.stores import shown
@@ -37,7 +39,16 @@ from recspec.evaluation import (
 )
 from recspec.feature_spec import FOLD_IN, SIGNALS, FeatureSpec
 from recspec.metrics import Calibration, Method, fit
-from recspec.models import FittedItemModel, Interactions, ItemModel, Model, find_model, label_views, on_meta_device
+from recspec.models import (
+    FittedItemModel,
+    Interactions,
+    ItemModel,
+    Model,
+    Scores,
+    find_model,
+    label_views,
+    on_meta_device,
+)
 from recspec.models.layers import CalibrationMap
 from recspec.training.run_folder import Progress, RunLog
 from recspec.training.step import Built
@@ -74,7 +85,10 @@ def judge(
         return Judgement()
     found, calibration, notes = last or validation.evaluate(), None, list[str]()
     if plan.settings.calibration != "none":
-        calibration, found, notes = _calibrated(validation, found, plan.settings.calibration)
+        rows = validation.rows()
+        calibration, found, notes = calibrate(
+            validation.model, *rows, plan.settings.calibration, found, validation.place
+        )
     calibrations: dict[str, Calibration] = {}
     for label, model in label_views(validation.model).items():
         calibrated, about = _of_other_label(validation, model)
@@ -111,11 +125,13 @@ def of_run(validation: Validation, found: Evaluation, progress: Progress) -> Seq
     )
 
 
-def _calibrated(
-    validation: Validation, found: Evaluation, method: Method
+def calibrate(
+    model: Model, logits: Scores, labels: NDArray[np.bool_], method: Method, found: Evaluation, place: str
 ) -> tuple[Calibration | None, Evaluation, list[str]]:
-    """The calibration, the evaluation with it, and a note; without rows of both classes, why there is none."""
-    model, (logits, labels) = validation.model, validation.rows()
+    """Calibrate a model by its logits of the rows of a place, of which `found` is the evaluation.
+
+    Returns the calibration, the evaluation with it, and a note; without rows of both classes, why there is none.
+    """
     try:
         calibration = fit(logits, labels, method)
     except DataError as error:
@@ -127,14 +143,14 @@ def _calibrated(
     changes = ", ".join(
         f"{name.replace('_', ' ')} {old[name]:.4f} to {new[name]:.4f}" for name in ("log_loss", "calibration_error")
     )
-    twice = "valid is used twice, for the epoch and for this, so judge it on test"
+    twice = "valid is used twice, for the choice and for this, so judge it on test"
     kept = Evaluation(
         {**found.metrics, "rows": after.metrics["rows"]} if "rows" in found.metrics else found.metrics,
         found.protocols,
         found.values,
         probabilities=after.probabilities,
     )
-    return calibration, kept, [f"calibrated on {validation.place} by {method}: {changes}; {twice}"]
+    return calibration, kept, [f"calibrated on {place} by {method}: {changes}; {twice}"]
 
 
 def _of_other_label(validation: Validation, model: Model) -> tuple[Calibration | None, str]:
@@ -258,6 +274,10 @@ class Result:
     """Of the kept weights on valid, with the values of users or rows."""
     cut: bool = False
     """Whether `train.minutes` ended the choice of a fitted model's settings."""
+    size: str = ""
+    """How large a fitted model of rows is, in words."""
+    importance: Mapping[str, float] = field(default_factory=dict)
+    """Raw column -> its share of what such a model explains, largest first."""
 
     @property
     def value(self) -> float | None:

@@ -17,6 +17,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from recspec.base import config
 from recspec.base.errors import CheckpointError, SettingsError, TrainingError, listed
 from recspec.base.files import is_own, removed
 from recspec.bundle import Checkpoint, checkpoint, run_record, versions
@@ -31,8 +32,8 @@ BUNDLE = "bundle"
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
 JOB = ".job"
-LOG, CURVES = "log.jsonl", "tensorboard"
-WRITTEN = (BUNDLE, CHECKPOINTS, f"{CHECKPOINTS}/{BEST}", JOB, LOG, CURVES, run_record.FILE_NAME, tracking.STATE)
+LOG, CURVES, RECIPE = "log.jsonl", "tensorboard", "recipe.yaml"
+WRITTEN = (BUNDLE, CHECKPOINTS, f"{CHECKPOINTS}/{BEST}", JOB, LOG, CURVES, RECIPE, run_record.FILE_NAME, tracking.STATE)
 """Files and folders that a run writes."""
 KEPT = ("evaluations", "report.html")
 """What later commands keep beside them, about the model of the run."""
@@ -46,7 +47,20 @@ def start_afresh(folder: Path) -> None:
     refuse_another(
         folder, "continue it with --resume (in Python: resume=True), replace it with --force (force=True), or "
     )
+    if (folder / RECIPE).exists() and not (folder / LOG).exists():
+        raise SettingsError(f"{folder}: a run writes its {RECIPE} there, and yours is there already; move it elsewhere")
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def write_recipe(folder: Path, dataset: str) -> None:
+    """Write the recipe that repeats a run; where it is tracked is no part of that."""
+    card = bundle.read_card(folder / BUNDLE)
+    about = {"dataset": dataset, "how": "`recspec train`", "recspec": card.recspec}
+    train = {name: value for name, value in card.train.items() if name != "mlflow"}
+    if train["metric"] is not None:  # a proposed one gives way where lists are too short for it; one of a recipe fails
+        train["metric"] = card.trained.get("valid_metric") or train["metric"]
+    recipe = {"about": about, "model": card.model, "settings": dict(card.settings), "train": train}
+    config.write_recipe(folder / RECIPE, recipe)
 
 
 def refuse_another(folder: Path, instead: str = "") -> None:

@@ -268,6 +268,14 @@ def raw_names(encoders: Encoders | None, features: Iterable[str]) -> Iterator[st
             yield from (feature, encoder.column or feature)
 
 
+def columns_of(encoders: Mapping[str, Encoder], feature: str) -> tuple[str, ...]:
+    """The raw columns that a feature is made from, each under one name."""
+    encoder = encoders.get(feature)
+    if encoder is None:
+        return (feature,)
+    return tuple(encoder.columns) if isinstance(encoder, CrossEncoder) else (encoder.column or feature,)
+
+
 @dataclass(frozen=True)
 class History:
     """The earlier events of each row's user."""

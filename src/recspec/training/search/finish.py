@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import yaml
 
-from recspec.base import latency
+from recspec.base import config, latency
 from recspec.base.errors import Interrupted, SettingsError
 from recspec.base.files import put_in_place, staging
 from recspec.bundle import Card, as_part, run_record
@@ -29,7 +29,7 @@ from recspec.evaluation import EvaluationTask, seconds_of
 from recspec.feature_spec import SIGNALS
 from recspec.loading import Ranks
 from recspec.models import Model
-from recspec.training import Blended, blend_runs
+from recspec.training import RECIPE, Blended, blend_runs
 from recspec.training.search import candidates
 from recspec.training.search.race import blend_candidates
 from recspec.training.search.state import (
@@ -37,7 +37,6 @@ from recspec.training.search.state import (
     BEST,
     BLEND,
     NOT_BEGUN,
-    RECIPE,
     Blending,
     Ending,
     Judged,
@@ -51,7 +50,6 @@ from recspec.training.search.state import (
     second_of,
     sign_of,
     write_blend,
-    write_yaml,
 )
 
 SPLITS = ["train", "valid"]
@@ -312,7 +310,7 @@ def _train_again(search: Search, line: Line) -> None:
         stop_requested=search.stop_requested,
         on_event=lambda event: search.on_event(f"{line.name}, again", event),
     )
-    write_yaml(again / RECIPE, {**yaml.safe_load((run / RECIPE).read_text(encoding="utf-8")), "train": asked})
+    config.write_recipe(again / RECIPE, {**yaml.safe_load((run / RECIPE).read_text(encoding="utf-8")), "train": asked})
 
 
 def _again(search: Search, name: str) -> Path:

@@ -24,6 +24,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recspec import __version__
+from recspec.base import config
 from recspec.base.errors import BundleError, SettingsError, listed, unknown
 from recspec.base.files import PathError, confined, read_json, whole_file
 from recspec.bundle import Blend
@@ -45,7 +46,7 @@ from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.metrics import AT_K
 from recspec.models import FittedModel, Model, find_model, known_models
-from recspec.training import Event, TrackedSearch
+from recspec.training import RECIPE, Event, TrackedSearch
 
 OF_ROWS = ("auc", "log_loss", "accuracy", "calibration_error", "group_auc")
 """Metrics of protocol rows."""
@@ -125,7 +126,7 @@ def sign_of(metric: str) -> float:
     return -1.0 if is_lower_better(metric) else 1.0
 
 
-STATE, RUNS, BEST, BOARD, RECIPE = "auto.json", "runs", "best", "leaderboard.json", "recipe.yaml"
+STATE, RUNS, BEST, BOARD = "auto.json", "runs", "best", "leaderboard.json"
 RECIPES, COMMANDS = "recipes", "commands.txt"
 """Of a blend: the recipes of its members, and the commands that train and blend them."""
 WRITTEN = (STATE, RUNS, BEST, BOARD)
@@ -548,12 +549,6 @@ def _plain(value: object) -> object:
 # --- recipes ---------------------------------------------------------------------------------------------------------
 
 
-def write_yaml(file: Path, recipe: Mapping[str, object]) -> None:
-    """Write a recipe, whole or not at all."""
-    with whole_file(file) as temporary:
-        temporary.write_text(yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True), encoding="utf-8")
-
-
 def write_recipe(line: Line, run: Path, dataset: str) -> None:
     """Write the recipe that repeats a candidate's training up to its best epoch."""
     card = bundle.read_card(bundle.find(run))
@@ -561,7 +556,7 @@ def write_recipe(line: Line, run: Path, dataset: str) -> None:
     about = {"dataset": dataset, "how": f"candidate {line.name} of `recspec auto`", "recspec": __version__}
     train = dict(line.train) if line.is_fitted else by_steps
     recipe = {"about": about, "model": line.model, "settings": dict(card.settings), "train": train}
-    write_yaml(run / RECIPE, recipe)
+    config.write_recipe(run / RECIPE, recipe)
 
 
 def write_blend(

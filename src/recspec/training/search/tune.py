@@ -54,7 +54,7 @@ from recspec.training.search.search_space import (
     search_space,
     sections_of,
 )
-from recspec.training.search.state import sign_of, write_yaml
+from recspec.training.search.state import sign_of
 from recspec.training.search.study import (
     BUNDLE,
     DEFAULTS,
@@ -446,7 +446,7 @@ class Tuning:
             "settings": model_settings.model_dump(mode="json", exclude_defaults=True),
             "train": train_settings.model_copy(update=curves).model_dump(mode="json", exclude_defaults=True),
         }
-        write_yaml(self.out / RECIPE, recipe)
+        config.write_recipe(self.out / RECIPE, recipe)
 
 
 def _clear(run: Path) -> None:
