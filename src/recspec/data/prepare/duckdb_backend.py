@@ -244,6 +244,12 @@ class DuckDBBackend(Backend):
                 for start in range(0, batch.num_rows, rows):
                     yield batch.slice(start, rows)
 
+    def row(self, table: Table) -> tuple[Any, ...]:
+        with _explained_errors(self.memory_limit, self._raw), _interruptible():
+            # To Arrow, the engine would plan the query twice, which takes longer than to run it on a small file.
+            (row,) = self._connection.execute(_sql(table.op())).fetchall()
+            return tuple(row)
+
     def _reader(self, query: str) -> pa.RecordBatchReader:
         with _interruptible():
             return pa.RecordBatchReader.from_stream(self._connection.sql(query))

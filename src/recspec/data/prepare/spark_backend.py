@@ -233,6 +233,9 @@ class SparkBackend(Backend):
             for path in paths:
                 yield from pq.ParquetFile(path).iter_batches(rows)
 
+    def row(self, table: Table) -> tuple[Any, ...]:
+        return tuple(fetch(self, table).to_pylist()[0].values())
+
     def close(self) -> None:
         self._session.stop()
         self._links.cleanup()
