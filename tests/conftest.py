@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+gc.disable()  # until all tests are collected: a look for garbage takes longer with each module and test
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy or torch is loaded: several tests run side by side
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is loaded: its kernels then run without a GPU
@@ -73,9 +74,9 @@ REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 def pytest_collection_finish() -> None:
     """Look for garbage less often, and not among modules and tests: it took a tenth of the time of the tests."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:
