@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -96,6 +98,27 @@ def one_thread() -> None:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What is kept in the user's cache folder is kept in one of the tests' own, for their processes too."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_engine() -> Iterator[Callable[..., duckdb.DuckDBPyConnection]]:
+    """Engines without a memory limit are connections to one: to start one is a tenth of preparing a small file.
+
+    Returns the function that starts one, for tests of the engine itself.
+    """
+    start, engines = duckdb.connect, dict[int, duckdb.DuckDBPyConnection]()
+
+    def connect(*given: Any, **named: Any) -> duckdb.DuckDBPyConnection:
+        config = named.get("config", {})
+        if {*config} != {"threads", "temp_directory"}:
+            return start(*given, **named)
+        if (threads := config["threads"]) not in engines:
+            engines[threads] = start(config={"threads": threads})
+        return engines[threads].cursor()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(duckdb, "connect", connect)
+        yield start
 
 
 @pytest.fixture(scope="session")

@@ -217,17 +217,6 @@ class TestEveryModel:
         # A product's last bit may depend on where in memory a weight begins.
         torch.testing.assert_close(back(batch), model(batch), atol=1e-6, rtol=1e-6)
 
-    def test_trains_on_labelled_rows_without_drawn_negatives(
-        self, name: str, clicks: FeatureSpec, tmp_path: Path
-    ) -> None:
-        run_training(name, clicks, tmp_path / "run", epochs=2 if name in OF_HISTORIES else 8, batch_size=256)
-        trained = bundle.load(tmp_path / "run")
-        if name in TRAINED_BY_STEPS and not issubclass(MODELS[name], TrainedItemModel):
-            found = trained.card.metrics["rows"]["auc"]
-        else:
-            found = evaluate_model(trained.model, clicks, "valid", protocols=("rows",)).metrics["rows"]["auc"]
-        assert found > 0.55
-
     def test_reaches_most_of_what_the_best_possible_ranking_does(
         self, name: str, data: FeatureSpec, tmp_path: Path
     ) -> None:
@@ -266,6 +255,19 @@ class TestEveryModel:
         np.testing.assert_allclose(scores, model(whole).detach().numpy(), atol=1e-5)
         labels = open_split(data, "valid").read(0, len(scores))[data.label]
         assert 0 < metrics.auc(scores, np.asarray(labels) > 0) < 1
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*OF_HISTORIES, *OF_LABELLED_ROWS)])
+def test_a_model_of_interactions_trains_on_labelled_rows_too(
+    name: str, labelled: FeatureSpec, tmp_path: Path
+) -> None:
+    run_training(name, labelled, tmp_path / "run", epochs=8, batch_size=256)
+    trained = bundle.load(tmp_path / "run")
+    if name in TRAINED_BY_STEPS and not issubclass(MODELS[name], TrainedItemModel):
+        found = trained.card.metrics["rows"]["auc"]
+    else:
+        found = evaluate_model(trained.model, labelled, "valid", protocols=("rows",)).metrics["rows"]["auc"]
+    assert found > 0.55
 
 
 @pytest.mark.parametrize("name", OF_HISTORIES)

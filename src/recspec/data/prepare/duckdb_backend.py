@@ -188,7 +188,7 @@ class DuckDBBackend(Backend):
         scan = f"read_parquet([{files}], hive_partitioning=false, file_row_number={own})"
         casts = ", ".join(_in_micros(quoted(column, '"'), zoned) for column, zoned in nanosecond_columns(paths[0]))
         columns = f"*{f' EXCLUDE ({FILE_ROW})' if own else ''}{f' REPLACE ({casts})' if casts else ''}"
-        self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}{columns} FROM {scan}")
+        self._connection.execute(f"CREATE TEMP VIEW {name} AS SELECT {number}{columns} FROM {scan}")
         self.files[name] = paths
         return ibis.table(schema, name=name)
 
