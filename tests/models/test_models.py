@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +30,7 @@ from recspec.training.settings import TrainSettings
 from tests import made_up
 from tests.known_users import informed
 from tests.model_cases import FITTED, MODEL_CASES, OF_LABELLED_ROWS, TRAINED_BY_STEPS
+from tests.processes import ended
 
 NAMES = sorted(MODELS)
 OF_HISTORIES = [name for name in NAMES if "history" in MODELS[name].needs]
@@ -118,8 +117,7 @@ for name in sorted(TRAINED_BY_STEPS):
     assert not {"torch._dynamo", "torch._inductor", "sympy"} & {*sys.modules}, f"training {name}"
 """
     given = [*(str(spec.folder) for spec in (interactions, sequences, labelled)), str(tmp_path)]
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code, *given], cwd=root, capture_output=True, text=True, check=False)
+    done = ended(code, *given)
     assert done.returncode == 0, done.stderr
 
 
@@ -245,9 +243,7 @@ class TestEveryModel:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in (*OF_HISTORIES, *OF_LABELLED_ROWS)])
-def test_a_model_of_interactions_trains_on_labelled_rows_too(
-    name: str, labelled: FeatureSpec, tmp_path: Path
-) -> None:
+def test_a_model_of_interactions_trains_on_labelled_rows_too(name: str, labelled: FeatureSpec, tmp_path: Path) -> None:
     run_training(name, labelled, tmp_path / "run", epochs=8, batch_size=256)
     trained = bundle.load(tmp_path / "run")
     if name in TRAINED_BY_STEPS and not issubclass(MODELS[name], TrainedItemModel):
