@@ -34,6 +34,7 @@ from recspec.data.prepare.backend import (
     Watch,
     X,
     bounded,
+    fetch,
     nanosecond_columns,
     quoted,
     schema_of,
