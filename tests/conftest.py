@@ -17,6 +17,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy or torch is loaded
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is loaded: its kernels then run without a GPU
 
+# Spark's Java compiles lightly and collects garbage on one thread: a session of a test is over before more pays.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 KEPT = {"RECSPEC_DATA", "RECSPEC_TENSORFLOW"}
 MEANT_FOR_OTHERS = {
     # a proxy would get what a test asks its own server
