@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pytest
 from hypothesis import HealthCheck, settings
 
+gc.disable()  # until all tests are collected: a look for garbage takes longer with each module and test
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy or torch is loaded: several tests run side by side
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is loaded: its kernels then run without a GPU
+
+# Spark's Java compiles lightly and collects garbage on one thread: a session of a test is over before more pays.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 KEPT = {"RECSPEC_DATA", "RECSPEC_TENSORFLOW"}
 MEANT_FOR_OTHERS = {
@@ -73,9 +79,9 @@ REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 def pytest_collection_finish() -> None:
     """Look for garbage less often, and not among modules and tests: it took a tenth of the time of the tests."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:
@@ -95,6 +101,27 @@ def one_thread() -> None:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What is kept in the user's cache folder is kept in one of the tests' own, for their processes too."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_engine() -> Iterator[Callable[..., duckdb.DuckDBPyConnection]]:
+    """Engines without a memory limit are connections to one: to start one is a tenth of preparing a small file.
+
+    Returns the function that starts one, for tests of the engine itself.
+    """
+    start, engines = duckdb.connect, dict[int, duckdb.DuckDBPyConnection]()
+
+    def connect(*given: Any, **named: Any) -> duckdb.DuckDBPyConnection:
+        config = named.get("config", {})
+        if {*config} != {"threads", "temp_directory"}:
+            return start(*given, **named)
+        if (threads := config["threads"]) not in engines:
+            engines[threads] = start(config={"threads": threads})
+        return engines[threads].cursor()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(duckdb, "connect", connect)
+        yield start
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -58,19 +60,17 @@ class TestAttentionUnit:
         # h = 2, t = 3: 2 + 6 - 3 + 24 + 0.5 = 29.5, times 2, minus 1.
         assert unit(torch.tensor([[2.0]]), torch.tensor([[3.0]]), events).tolist() == [58.0]
 
-    @pytest.mark.parametrize("name", PRESENT)
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_any_histories_have_weights_and_gradients(self, form: str, kind: Activation, name: str) -> None:
-        events = FORMS[form](present_of(name))
-        unit = AttentionUnit(3, 3, (4, 2), kind)
-        happened = torch.randn(events.num_events, 3, requires_grad=True)
-        target = torch.randn(events.num_rows, 3, requires_grad=True)
-        weights = unit(happened, target, events)
-        assert weights.shape == (events.num_events,)
-        events.weighted_sum(happened, weights).sum().backward()  # type: ignore[no-untyped-call]
-        assert all(
-            torch.isfinite(each.grad).all() for each in (happened, target, *unit.parameters()) if each.grad is not None
-        )
+    def test_any_histories_have_weights_and_gradients(self, form: str) -> None:
+        for kind, name in product(KINDS, PRESENT):
+            events = FORMS[form](present_of(name))
+            unit = AttentionUnit(3, 3, (4, 2), kind)
+            happened = torch.randn(events.num_events, 3, requires_grad=True)
+            target = torch.randn(events.num_rows, 3, requires_grad=True)
+            weights = unit(happened, target, events)
+            assert weights.shape == (events.num_events,), (kind, name)
+            events.weighted_sum(happened, weights).sum().backward()  # type: ignore[no-untyped-call]
+            slopes = [each.grad for each in (happened, target, *unit.parameters()) if each.grad is not None]
+            assert all(torch.isfinite(each).all() for each in slopes), (kind, name)
 
 
 @pytest.mark.parametrize("name", PRESENT)

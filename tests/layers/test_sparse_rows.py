@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import torch
 
 from recspec.models.layers.gathered_rows import sparse_rows
+from tests.processes import ended
 
 
 def test_rows_that_repeat_are_summed() -> None:
@@ -21,5 +19,6 @@ def test_rows_that_repeat_are_summed() -> None:
 
 def test_no_version_of_torch_warns() -> None:
     call = "sparse_rows(torch.ones(1).long(), torch.ones(1, 2), (3, 2))"
-    code = f"import torch; from recspec.models.layers import sparse_rows; {call}"
-    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], check=True)
+    strict = "import warnings; warnings.simplefilter('error', UserWarning)"
+    done = ended(f"{strict}; import torch; from recspec.models.layers import sparse_rows; {call}")
+    assert done.returncode == 0, done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +30,7 @@ from recspec.training.settings import TrainSettings
 from tests import made_up
 from tests.known_users import informed
 from tests.model_cases import FITTED, MODEL_CASES, OF_LABELLED_ROWS, TRAINED_BY_STEPS
+from tests.processes import ended
 
 NAMES = sorted(MODELS)
 OF_HISTORIES = [name for name in NAMES if "history" in MODELS[name].needs]
@@ -84,56 +83,42 @@ def build(name: str, spec: FeatureSpec, **changed: object) -> Model:
     return informed(model, spec).eval()
 
 
-def run_without_the_compiler(code: str, *given: str) -> None:
-    """Run a program that asserts that torch's compiler, which takes as long to load as torch itself, is not loaded."""
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code, *given], cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_server_opens_models_without_the_compiler_of_torch(
-    interactions: FeatureSpec, sequences: FeatureSpec, labelled: FeatureSpec
-) -> None:
-    code = """
-import sys
-import recspec.serving
-from recspec.models import MODELS
-from recspec.models.base import (on_meta_device)
-from recspec.feature_spec import FeatureSpec
-from tests.model_cases import MODEL_CASES, OF_LABELLED_ROWS
-interactions, sequences, labelled = map(FeatureSpec.load, sys.argv[1:])
-for name, kind in MODELS.items():
-    spec = labelled if name in OF_LABELLED_ROWS else sequences if "history" in kind.needs else interactions
-    on_meta_device(lambda: kind(spec, kind.Settings.model_validate(MODEL_CASES[name].tiny)))
-    assert "torch._dynamo" not in sys.modules, name
-"""
-    run_without_the_compiler(code, *(str(spec.folder) for spec in (interactions, sequences, labelled)))
-
-
-def test_models_are_trained_without_the_compiler_of_torch(
+def test_models_are_served_and_trained_without_the_compiler_of_torch(
     interactions: FeatureSpec, sequences: FeatureSpec, labelled: FeatureSpec, tmp_path: Path
 ) -> None:
-    """Whatever they are trained by: the optimizer, the average of weights, the checkpoint, the evaluation."""
+    """It takes as long to load as torch itself. Whatever trains: the optimizer, the average of weights, the rest."""
     code = """
 import sys
 from pathlib import Path
+import recspec.serving
 from recspec.models import MODELS
+from recspec.models.base import on_meta_device
 from recspec.feature_spec import FeatureSpec
-from recspec.training import TrainSettings, train
 from tests.model_cases import MODEL_CASES, OF_LABELLED_ROWS, TRAINED_BY_STEPS
-interactions, sequences, labelled, runs = sys.argv[1:]
-for name in sorted(TRAINED_BY_STEPS):
+
+interactions, sequences, labelled = map(FeatureSpec.load, sys.argv[1:4])
+
+def settings_and_data(name):
     kind = MODELS[name]
     spec = labelled if name in OF_LABELLED_ROWS else sequences if "history" in kind.needs else interactions
-    train(
-        name, FeatureSpec.load(spec), Path(runs) / name,
-        settings=TrainSettings(batch_size=4096, epochs=1, average=0.9, clip_norm=1.0, tensorboard=False),
-        model_settings=kind.Settings.model_validate(MODEL_CASES[name].tiny),
-    )
-    assert not {"torch._dynamo", "torch._inductor", "sympy"} & {*sys.modules}, name
+    return kind.Settings.model_validate(MODEL_CASES[name].tiny), spec
+
+for name in MODELS:
+    settings, spec = settings_and_data(name)
+    on_meta_device(lambda: MODELS[name](spec, settings))
+    assert "torch._dynamo" not in sys.modules, f"serving {name}"
+
+from recspec.training import TrainSettings, train
+
+how = TrainSettings(batch_size=4096, epochs=1, average=0.9, clip_norm=1.0, tensorboard=False)
+for name in sorted(TRAINED_BY_STEPS):
+    settings, spec = settings_and_data(name)
+    train(name, spec, Path(sys.argv[4]) / name, settings=how, model_settings=settings)
+    assert not {"torch._dynamo", "torch._inductor", "sympy"} & {*sys.modules}, f"training {name}"
 """
-    folders = [str(spec.folder) for spec in (interactions, sequences, labelled)]
-    run_without_the_compiler(code, *folders, str(tmp_path))
+    given = [*(str(spec.folder) for spec in (interactions, sequences, labelled)), str(tmp_path)]
+    done = ended(code, *given)
+    assert done.returncode == 0, done.stderr
 
 
 def run_training(name: str, spec: FeatureSpec, run: Path, **settings: object) -> None:
@@ -217,17 +202,6 @@ class TestEveryModel:
         # A product's last bit may depend on where in memory a weight begins.
         torch.testing.assert_close(back(batch), model(batch), atol=1e-6, rtol=1e-6)
 
-    def test_trains_on_labelled_rows_without_drawn_negatives(
-        self, name: str, clicks: FeatureSpec, tmp_path: Path
-    ) -> None:
-        run_training(name, clicks, tmp_path / "run", epochs=2 if name in OF_HISTORIES else 8, batch_size=256)
-        trained = bundle.load(tmp_path / "run")
-        if name in TRAINED_BY_STEPS and not issubclass(MODELS[name], TrainedItemModel):
-            found = trained.card.metrics["rows"]["auc"]
-        else:
-            found = evaluate_model(trained.model, clicks, "valid", protocols=("rows",)).metrics["rows"]["auc"]
-        assert found > 0.55
-
     def test_reaches_most_of_what_the_best_possible_ranking_does(
         self, name: str, data: FeatureSpec, tmp_path: Path
     ) -> None:
@@ -266,6 +240,17 @@ class TestEveryModel:
         np.testing.assert_allclose(scores, model(whole).detach().numpy(), atol=1e-5)
         labels = open_split(data, "valid").read(0, len(scores))[data.label]
         assert 0 < metrics.auc(scores, np.asarray(labels) > 0) < 1
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*OF_HISTORIES, *OF_LABELLED_ROWS)])
+def test_a_model_of_interactions_trains_on_labelled_rows_too(name: str, labelled: FeatureSpec, tmp_path: Path) -> None:
+    run_training(name, labelled, tmp_path / "run", epochs=8, batch_size=256)
+    trained = bundle.load(tmp_path / "run")
+    if name in TRAINED_BY_STEPS and not issubclass(MODELS[name], TrainedItemModel):
+        found = trained.card.metrics["rows"]["auc"]
+    else:
+        found = evaluate_model(trained.model, labelled, "valid", protocols=("rows",)).metrics["rows"]["auc"]
+    assert found > 0.55
 
 
 @pytest.mark.parametrize("name", OF_HISTORIES)
@@ -350,12 +335,12 @@ def whole_numbers(name: str, value: int) -> list[dict[str, object]]:
     return changed
 
 
-@pytest.mark.parametrize("value", [2**31, 2**40, 2**62, 2**63 - 1, 2**63, 10**30, -(10**30)])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_whole_number_of_any_size_is_built_or_refused(name: str, value: int, clicks: FeatureSpec) -> None:
-    settings = whole_numbers(name, value)
+def test_a_whole_number_of_any_size_is_built_or_refused(name: str, clicks: FeatureSpec) -> None:
+    values = (2**31, 2**40, 2**62, 2**63 - 1, 2**63, 10**30, -(10**30))
+    settings = [(value, changed) for value in values for changed in whole_numbers(name, value)]
     assert settings or name in FITTED
-    for changed in settings:
+    for value, changed in settings:
         try:
             values = {**MODEL_CASES[name].tiny, **changed}
             built = config.build(MODELS[name].Settings, "settings", values)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +17,13 @@ from recspec.data.prepare.backend import Backend, count_rows, fetch
 from recspec.data.prepare.duckdb_backend import DuckDBBackend
 from recspec.data.prepare.text_files import ROW, JsonFile, TextFile, problems_of
 from tests.prepare.small_tables import COLUMNS, connect, rows, table, written
+
+
+@pytest.fixture(autouse=True)
+def own_engine(shared_engine: Callable[..., duckdb.DuckDBPyConnection], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine for each backend, as outside the tests."""
+    monkeypatch.setattr(duckdb, "connect", shared_engine)
+
 
 # --- reading text -----------------------------------------------------------------------------------------------------
 

@@ -6,10 +6,7 @@ import csv
 import datetime
 import gzip
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -36,6 +33,7 @@ from recspec.data.storage import open_split
 from recspec.feature_spec import FeatureSpec
 from tests.dataset_cases import Case, bytes_of, prepare_table, prepare_text, raw_pairs, run, write_table
 from tests.prepare.small_tables import connect
+from tests.processes import ended
 
 HEAD = "user_id,item_id,timestamp\n"
 
@@ -999,19 +997,13 @@ def test_times_of_parquet_are_the_same_in_every_unit(zone: str | None, tmp_path:
 def test_times_do_not_depend_on_the_zone_of_the_machine(tmp_path: Path) -> None:
     pq.write_table(pa.table({"when": pa.array([1_700_000_000], pa.timestamp("s", "UTC"))}), tmp_path / "a.parquet")
     code = (
-        "import sys; from pathlib import Path; from tests.prepare.test_raw_table import raw_table, read_typed;"
-        "path = Path(sys.argv[1]); roles = raw_table.Roles(time='when');"
+        "import sys, time; time.tzset(); from pathlib import Path;"
+        "from tests.prepare.test_raw_table import raw_table, read_typed; path = Path(sys.argv[1]);"
+        "roles = raw_table.Roles(time='when');"
         "print(read_typed(path, roles, path.parent / 'work').column('when').to_pylist())"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "a.parquet")],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "TZ": "America/New_York"},
-    )
-    assert found.stdout.strip() == "[1700000000]"
+    found = ended(code, str(tmp_path / "a.parquet"), TZ="America/New_York")
+    assert found.stdout.strip() == "[1700000000]", found.stderr
 
 
 def test_a_nan_of_parquet_is_missing_though_its_statistics_leave_it_out(tmp_path: Path) -> None:

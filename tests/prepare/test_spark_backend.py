@@ -380,6 +380,7 @@ def test_each_file_is_a_part_and_an_error_of_ours_is_raised_as_it_is(spark: Back
 def test_a_step_that_spark_cannot_finish_is_one_message(spark: Backend, tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": ["x"]}), tmp_path / "a.parquet")
     table = spark.read_parquet([tmp_path / "a.parquet"])
+    assert spark.row(table.aggregate(rows=table.count(), least=table["a"].min())) == (1, "x")
     with pytest.raises(DataError, match=r"^Spark could not finish a step: .*CAST_INVALID_INPUT"):
         fetch(spark, table.mutate(b=table["a"].cast("int64")))
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -21,6 +18,7 @@ from recspec.training.optimizers import Optimizers
 from recspec.training.row_optimizers import BLOCK, FormulaOptimizer, make_optimizer, sparse_pays
 from recspec.training.settings import OptimizerSettings
 from tests.closeness import assert_close
+from tests.processes import ended
 from tests.training.stepping import (
     EVERY,
     LAYOUTS,
@@ -52,8 +50,7 @@ for name in EVERY:
     assert all(parameter.grad is None for parameter in parameters.values()), name
     assert "torch._dynamo" not in sys.modules, name
 """
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    done = ended(code)
     assert done.returncode == 0, done.stderr
 
 

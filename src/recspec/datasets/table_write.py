@@ -10,7 +10,7 @@ from typing import Literal
 import ibis
 import pyarrow as pa
 from ibis.expr.types import Column as Values
-from ibis.expr.types import Table
+from ibis.expr.types import Table, Value
 
 from recspec.base.errors import DataError, SettingsError, how_many, listed, nearest
 from recspec.data.prepare import (
@@ -41,6 +41,7 @@ from recspec.data.prepare import (
     count_rows,
     counts_by,
     fetch,
+    figures,
     interactions,
     is_dated,
     keep_earliest,
@@ -482,7 +483,12 @@ def _latest(tables: Tables, train: Table, role: Role, key: str, names: Sequence[
 def _note_varying(tables: Tables, train: Table, role: Role, key: str, names: Sequence[str]) -> None:
     """Note features with several values within one user or item, which may belong to the event."""
     backend = tables.backend
-    each = backend.stage(train.group_by(key).aggregate(**{name: train[name].nunique() for name in names}))
+    each = train.group_by(key).aggregate(**{name: train[name].nunique() for name in names})
+    asked: dict[tuple[str, str], Value] = {("", "each"): each.count()}
+    for name in names:
+        several = each[name] > 1
+        asked |= {(name, "count"): several.cast("int64").sum(), (name, "first"): each[key].min(where=several)}
+    found = figures(backend, each, asked)
     if tables.settings.label is None:
         done = (
             f"every row has its {role}'s latest value of train; if the value belongs to the event, name the column "
@@ -494,16 +500,15 @@ def _note_varying(tables: Tables, train: Table, role: Role, key: str, names: Seq
             "value of train"
         )
     for name in names:
-        several = each.filter(each[name] > 1)
-        found = fetch(backend, several.aggregate(count=several.count(), first=several[key].min())).to_pylist()[0]
-        if not found["count"]:
+        count, first = found[name, "count"], found[name, "first"]
+        if not count:
             continue
-        own = train.filter((train[key] == found["first"]) & train[name].notnull())
+        own = train.filter((train[key] == first) & train[name].notnull())
         values = own.group_by(name).aggregate(_place=own[ROW].min()).order_by("_place").limit(2).select(name)
         one, other = (_shown(value) for value in fetch(backend, values).column(name).to_pylist())
         tables.notes.changed.append(
-            f"{role} feature '{name}' varies within {found['count']:,} of {count_rows(backend, each):,} {role}s, such "
-            f"as {role} '{found['first']}' ({one} and {other}); {done}"
+            f"{role} feature '{name}' varies within {count:,} of {found['', 'each']:,} {role}s, such as {role} "
+            f"'{first}' ({one} and {other}); {done}"
         )
 
 

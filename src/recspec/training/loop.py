@@ -259,7 +259,9 @@ class TrainingRun:
                 state.step, steps_per_epoch=plan.steps_per_epoch, epochs=epochs, scale=CUT**state.cuts
             )
             # The generator starts anew for each step, so that dropout is the same after a resume.
-            torch.manual_seed(_mix(self.settings.seed, state.step, self.ranks.rank))
+            # On a CPU, `torch.manual_seed` takes 0.2 ms: it notes the stack for each kind of device that may follow.
+            seed = torch.default_generator.manual_seed if self.ranks.device.type == "cpu" else torch.manual_seed
+            seed(_mix(self.settings.seed, state.step, self.ranks.rank))
             draw = self.sampler
             batch = share.batch if draw is None else draw(share, epoch=state.epoch, step=state.step)
             loss = self.step(batch, share.num_rows, share.total_rows)

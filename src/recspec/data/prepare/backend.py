@@ -115,6 +115,9 @@ class Backend(Protocol):
     def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a sorted or staged table in order, at most `rows` at a time."""
 
+    def row(self, table: Table) -> tuple[Any, ...]:
+        """The values of a table of one row."""
+
     def close(self) -> None:
         """End the engine's session and remove its temporary files."""
 
@@ -136,8 +139,8 @@ def figures(backend: Backend, table: Table, asked: Mapping[K, Value]) -> dict[K,
     names, found = list(asked), dict[K, Any]()
     for start in range(0, len(names), AGGREGATES_AT_ONCE):
         some = names[start : start + AGGREGATES_AT_ONCE]
-        row = fetch(backend, table.aggregate(**{f"_{place}": asked[name] for place, name in enumerate(some)}))
-        found |= zip(some, row.to_pylist()[0].values(), strict=True)
+        row = backend.row(table.aggregate(**{f"_{place}": asked[name] for place, name in enumerate(some)}))
+        found |= zip(some, row, strict=True)
     return found
 
 

@@ -188,7 +188,7 @@ class DuckDBBackend(Backend):
         scan = f"read_parquet([{files}], hive_partitioning=false, file_row_number={own})"
         casts = ", ".join(_in_micros(quoted(column, '"'), zoned) for column, zoned in nanosecond_columns(paths[0]))
         columns = f"*{f' EXCLUDE ({FILE_ROW})' if own else ''}{f' REPLACE ({casts})' if casts else ''}"
-        self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}{columns} FROM {scan}")
+        self._connection.execute(f"CREATE TEMP VIEW {name} AS SELECT {number}{columns} FROM {scan}")
         self.files[name] = paths
         return ibis.table(schema, name=name)
 
@@ -243,6 +243,12 @@ class DuckDBBackend(Backend):
             for batch in _batches(reader):
                 for start in range(0, batch.num_rows, rows):
                     yield batch.slice(start, rows)
+
+    def row(self, table: Table) -> tuple[Any, ...]:
+        with _explained_errors(self.memory_limit, self._raw), _interruptible():
+            # To Arrow, the engine would plan the query twice, which takes longer than to run it on a small file.
+            (row,) = self._connection.execute(_sql(table.op())).fetchall()
+            return tuple(row)
 
     def _reader(self, query: str) -> pa.RecordBatchReader:
         with _interruptible():

@@ -247,9 +247,8 @@ class _Seen(NamedTuple):
         return self.present - self.markers - self.numbers
 
 
-def _tests(values: Values) -> Iterator[Values]:
-    """Where the values of a text column are what `_Seen` counts, in its order."""
-    text = values.strip()
+def _tests(text: StringValue) -> Iterator[Values]:
+    """Where the values of a text column, without blanks around them, are what `_Seen` counts, in its order."""
     yield from (text != "", text.re_search(NUMBER), text.re_search(PLAIN_WHOLE), text.re_search(CODE))
     yield from (text.re_search(WRITTEN) & ~text.re_search(NUMBER), text.lower().isin([*TRUTH]), is_missing_marker(text))
     yield text.re_search(VECTOR) & text.re_search("[.eE]")
@@ -361,9 +360,11 @@ class _Typing:
             for name in dict.fromkeys(judged)
             if name in rows.columns and name != ROW and rows[name].type().is_string()
         ]
-        counts = self.rows.count_where(
-            {(name, kind): test for name in names for kind, test in zip(_Seen._fields, _tests(rows[name]), strict=True)}
-        )
+        bare = rows.select(ROW, **{name: rows[name].strip() for name in names})  # once, and not in each of the tests
+        tests = {
+            (name, kind): test for name in names for kind, test in zip(_Seen._fields, _tests(bare[name]), strict=True)
+        }
+        counts = count_where(self.rows.backend, bare, tests)
         return {name: _Seen(*(counts[name, kind] for kind in _Seen._fields)) for name in names}
 
     @cached_property

@@ -34,6 +34,7 @@ from recspec.data.prepare.backend import (
     Watch,
     X,
     bounded,
+    fetch,
     nanosecond_columns,
     quoted,
     schema_of,
@@ -232,6 +233,9 @@ class SparkBackend(Backend):
         with self._written(table) as paths:
             for path in paths:
                 yield from pq.ParquetFile(path).iter_batches(rows)
+
+    def row(self, table: Table) -> tuple[Any, ...]:
+        return tuple(fetch(self, table).to_pylist()[0].values())
 
     def close(self) -> None:
         self._session.stop()

@@ -13,7 +13,7 @@ from ibis.expr.types import BooleanValue, IntegerValue, StringValue, Table
 from ibis.expr.types import Column as Values
 
 from recspec.base.errors import listed
-from recspec.data.prepare.backend import Backend, fetch
+from recspec.data.prepare.backend import Backend, count_where, fetch
 from recspec.data.prepare.declared import (
     BOUNDS,
     BY_HOUR,
@@ -318,24 +318,29 @@ def seconds_of(rows: RawRows, name: str) -> Values:
 
 def _refuse_few_far(rows: RawRows, name: str, seconds: Values) -> None:
     """Refuse the few times that lie far from all others: years such as 1900 and 9999, 0, or another unit."""
-    far = (seconds < EVENTS[0]) | (seconds > EVENTS[1])
+    read = rows.table.select(_seconds=seconds)  # once, and not in each of the tests
     units = {
-        unit: seconds.between(EVENTS[0] * per_second, EVENTS[1] * per_second)
+        unit: read._seconds.between(EVENTS[0] * per_second, EVENTS[1] * per_second)
         for unit, per_second in PER_SECOND.items()
         if per_second > 1
     }
-    found = rows.count_where({"present": seconds.notnull(), "far": far, **units})
+    tests = {"present": read._seconds.notnull(), "far": _is_far(read._seconds), **units}
+    found = count_where(rows.backend, read, tests)
     count, near = found["far"], found["present"] - found["far"]
     other = next((unit for unit in units if found[unit] == count), None)  # all far ones are times in another unit
     if count and (count < near or (near and other)) and name not in rows.settle():
         them = "it" if count == 1 else "them"
         do = f"they look like {other}, so write all in one unit" if other else f"correct {them}"
         rows.refuse(
-            far,
+            _is_far(seconds),
             name,
             f"expected a time between 1973 and 2065, as {near:,} other values are",
             remedy=f"; {do}, or set 'types={{{name}: number}}' for numbers that are no times since 1970",
         )
+
+
+def _is_far(seconds: Values) -> BooleanValue:
+    return (seconds < EVENTS[0]) | (seconds > EVENTS[1])
 
 
 def _likely(source: RawRows, text: StringValue) -> tuple[list[str], str]:
