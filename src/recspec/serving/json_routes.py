@@ -187,11 +187,13 @@ def opened(
     repository: Repository, request: Request, name: str | None, version: str | None
 ) -> Iterator[tuple[Endpoint, Predictor]]:
     """The requested model, with its predictor; refuses a request that fits several, and a model without raw values."""
-    names = _names(repository)
-    if name is None and len(names) != 1:
-        raise RequestError(f"model: expected the name of one; known: {listed(names)}", status=400 if names else 503)
-    request.scope[REQUESTED_MODEL] = name if name is not None else names[0]
-    with repository.use(request.scope[REQUESTED_MODEL], version or "") as endpoint:
+    if name is None:
+        names = _names(repository)
+        if len(names) != 1:
+            raise RequestError(f"model: expected the name of one; known: {listed(names)}", status=400 if names else 503)
+        name = names[0]
+    request.scope[REQUESTED_MODEL] = name
+    with repository.use(name, version or "") as endpoint:
         predictor = endpoint.model.opened.predictor
         if predictor is None:
             instead = f"serve its run, or send features to /v2/models/{endpoint.name}/infer"

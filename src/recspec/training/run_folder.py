@@ -158,10 +158,6 @@ class RunLog:
         """Start appending."""
         with self._reporting():
             self.file = (self.folder / LOG).open("a", encoding="utf-8")
-        if self.wants_curves and importlib.util.find_spec("tensorboard") is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.curves = SummaryWriter(str(self.folder / CURVES))
 
     def write(self, event: str, **values: object) -> None:
         """Log one event."""
@@ -172,14 +168,25 @@ class RunLog:
             self.file.write(json.dumps(line) + "\n")
             self.file.flush()
         self.on_event(line)
-        if self.curves is not None and isinstance(values.get("step"), int):
+        if self.wants_curves and isinstance(values.get("step"), int):
             with self._reporting():
-                curves = {name: value for name, value in values.items() if name not in ("step", "steps")}
-                for name, value in tracking.numbers(curves):
-                    self.curves.add_scalar(f"{event}/{name}", value, values["step"])
+                self._draw(event, values)
         if self.track is not None:
             self.track.send(line)
             self._tell_problem()
+
+    def _draw(self, event: str, values: Mapping[str, object]) -> None:
+        """Add a point to each of TensorBoard's curves."""
+        if self.curves is None:
+            self.wants_curves = importlib.util.find_spec("tensorboard") is not None
+            if not self.wants_curves:
+                return
+            from torch.utils.tensorboard import SummaryWriter  # .3 s, which the first step need not wait for
+
+            self.curves = SummaryWriter(str(self.folder / CURVES))
+        curves = {name: value for name, value in values.items() if name not in ("step", "steps")}
+        for name, value in tracking.numbers(curves):
+            self.curves.add_scalar(f"{event}/{name}", value, values["step"])
 
     def _tell_problem(self) -> None:
         """Say once that the run is not tracked."""
