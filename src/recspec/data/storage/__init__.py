@@ -24,11 +24,3 @@ from recspec.data.storage.transcode import (
     synthesize,
     transcode,
 )
-
-__all__ = [
-    "BLOCK_ROWS", "DISLIKES_FILE", "LABEL_AUC", "PREPARE_FILE", "SEEN_FILE", "SEEN_SPLITS", "UNTIL", "Array", "Column",
-    "Columns", "Distribution", "Ragged", "SplitReader", "SplitWriter", "check", "check_sidecar_files",
-    "companion_problems", "copy_companions", "feature_to_write", "label_columns", "masked_crc", "offsets_of",
-    "open_split", "ragged_range", "read_seen", "read_seen_pairs", "sample_rows", "synthesize", "telling", "tfrecord",
-    "transcode", "write_dataset", "write_seen_file",
-]  # fmt: skip
