@@ -141,6 +141,11 @@ def moment_of(text: str) -> int:
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000_000)
 
 
+def moment_text(micros: int) -> str:
+    """A time in microseconds since 1970 as ISO 8601."""
+    return datetime.fromtimestamp(micros / 1e6, UTC).isoformat(timespec="seconds")
+
+
 class ExperimentList(Viewed):
     """Experiments of a file, and the variants that users get.
 

@@ -385,3 +385,8 @@ def duration_in(text: str, setting: str, *, dated: bool) -> float:
             f"setting '{setting}': is {text}, but the times of the rows are no dates; give a number in the same units"
         )
     return float(found[1]) * UNITS.get(found[2], 1)
+
+
+def micros_in(text: str) -> int:
+    """A duration in microseconds."""
+    return round(duration_in(text, "", dated=True) * 1_000_000)

@@ -201,11 +201,6 @@ def update(call: Call, *, json: bool = False) -> None:
         print_json(updated.to_dict())
 
 
-def catalogue(call: Call, *, json: bool = False) -> None:
-    """Print what changed, and the items that are blocked or wait."""
-    _print_view_or_json(call(), json)
-
-
 def blend(call: Call, *, json: bool = False) -> None:
     """Print the weights, and what the blend reached."""
     model = call()
@@ -281,11 +276,6 @@ def report(call: Call) -> None:
     if made.why_not_tracked is not None:
         tell(made.why_not_tracked)
     out.print(str(made.path), soft_wrap=True)
-
-
-def experiment_check(call: Call, *, json: bool = False) -> None:
-    """Print the experiments of a file."""
-    _print_view_or_json(call(), json)
 
 
 def experiment_report(call: Call, *, json: bool = False) -> None:

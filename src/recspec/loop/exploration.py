@@ -221,16 +221,6 @@ def slot_chances(scores: NDArray[np.float64], places: Places, policy: Exploratio
         remaining[rows[here], places[here, slot]] = False
 
 
-def list_chances(scores: NDArray[np.float64], places: Places, policy: Exploration) -> Chances:
-    """(N, K) chance under `policy` of each shown item given those above; arguments as `slot_chances`."""
-    rows = np.arange(len(places))
-    found = [
-        np.where(places[:, slot] >= 0, chances[rows, places[:, slot]], 0.0)
-        for slot, chances in enumerate(slot_chances(scores, places, policy))
-    ]
-    return np.stack(found, axis=1) if found else np.zeros(places.shape)
-
-
 def _standardised(scores: NDArray[np.float64], present: NDArray[np.bool_]) -> NDArray[np.float64]:
     """(N, P) scores less the best of their pool, in its standard deviations; 0 where all are equal."""
     count = np.maximum(present.sum(1, keepdims=True), 1)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from recspec.base.config import Duration, Settings, duration_in
+from recspec.base.config import Duration, Settings, micros_in
 from recspec.base.errors import DataError, RequestError, SettingsError, how_many
 from recspec.base.files import manifest
 from recspec.bundle import DataRecord
@@ -95,7 +95,7 @@ def evaluate_journal(
         DataError: if there are no such lists, or they tell nothing of a run, with every reason.
         SettingsError: for a number of slots that no list has.
     """
-    window = round(duration_in(settings.window, "window", dated=True) * 1_000_000)
+    window = micros_in(settings.window)
     learned = [each.spec.trained_to for each in runs.values()]
     shown = read_shown_lists(
         journal, act=settings.event, window=window, at=now_us() if at is None else at, after=max(learned)

@@ -56,10 +56,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("recspec.serve")
 
 
-NOTHING = (0, 0, 0)
-"""The state of no file of changes."""
-
-
 @dataclass(eq=False)
 class Model:
     """A loaded version of a model, and the number of its users."""
