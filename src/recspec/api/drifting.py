@@ -129,7 +129,7 @@ def drift(
     """
     require_extra("sqlalchemy", "loop")
     from recspec.base import config
-    from recspec.base.files import whole_file
+    from recspec.base.files import write_whole
     from recspec.inference import Predictor
     from recspec.loop import DriftReference, DriftSettings, Journal, measure_drift, now_us
 
@@ -141,6 +141,5 @@ def drift(
         report = measure_drift(predictor, DriftReference.of(predictor, spec), source, moment, settings)
     found = Drift(Path(run), report, path_or_none(out))
     if found.file is not None:
-        with whole_file(found.file) as temporary:
-            temporary.write_text(json_text.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_whole(found.file, json_text.dumps(found.to_dict(), indent=2) + "\n")
     return found

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from recspec import __version__
 from recspec.base import machine
 from recspec.base.errors import BundleError, SpecError
-from recspec.base.files import PathError, confined, read_json, whole_file
+from recspec.base.files import PathError, confined, read_json, write_whole
 from recspec.base.stores import shown
 from recspec.bundle import cards
 from recspec.data.storage import PREPARE_FILE
@@ -88,8 +88,7 @@ class RunRecord(BaseModel):
 
     def write(self, folder: Path) -> Self:
         """Write it into a run's folder."""
-        with whole_file(folder / FILE_NAME) as temporary:
-            temporary.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        write_whole(folder / FILE_NAME, self.model_dump_json(indent=2) + "\n")
         return self
 
     def finish(self, folder: Path, seconds: float) -> Self:

@@ -25,7 +25,7 @@ from ibis.expr.types import Table
 from numpy.typing import NDArray
 
 from recspec.base.errors import DataError, listed
-from recspec.base.files import whole_file
+from recspec.base.files import whole_file, write_whole
 from recspec.base.prefetch import prefetched
 from recspec.data.encoding import (
     ENCODERS_FILE,
@@ -546,8 +546,7 @@ def _write_vocabulary(batches: Iterator[pa.RecordBatch], place: Path) -> None:
 def _once(place: Path, find: Callable[[], object]) -> Any:
     """The result of `find`, from this run or an earlier one."""
     if not place.exists():
-        with whole_file(place) as temporary:
-            temporary.write_text(json.dumps(find()), encoding="utf-8")
+        write_whole(place, json.dumps(find()))
     return json.loads(place.read_text(encoding="utf-8"))
 
 

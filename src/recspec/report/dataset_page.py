@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from recspec.base.errors import RecspecError
-from recspec.base.files import confined, local, read_json, whole_file
+from recspec.base.files import confined, local, read_json, write_whole
 from recspec.base.summaries import NOTES
 from recspec.data.encoding import Encoder
 from recspec.data.storage import PREPARE_FILE
@@ -42,8 +42,7 @@ def write_dataset_page(spec: FeatureSpec, out: Path) -> Path:
     """
     out = local(out, "the page")
     text = dataset_page(spec)
-    with whole_file(out) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_whole(out, text)
     return out
 
 

@@ -32,6 +32,7 @@ from recspec.base.files.outputs import (
     turn,
     whole_file,
     whole_folder,
+    write_whole,
 )
 from recspec.base.files.paths import (
     PathError,
