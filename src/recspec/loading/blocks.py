@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from recspec.base.prefetch import prefetched
+from recspec.data.encoding import mix
 from recspec.data.storage import Column, Columns, Ragged, open_split
 from recspec.feature_spec import FeatureSpec
 from recspec.models import Ids
@@ -68,10 +69,8 @@ class HeldOutShare:
     def mask(self, reader: int, first: int, last: int) -> NDArray[np.bool_]:
         """Whether each of the rows [first, last) belongs to the part: a hash of its number, as a fraction of 2^64."""
         bits = np.arange(first, last, dtype=np.uint64) + np.uint64(mixed_seed(self.seed, reader))
-        with np.errstate(over="ignore"):  # splitmix64, which wraps around
-            bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        chosen: NDArray[np.bool_] = (bits ^ (bits >> np.uint64(31))) < np.uint64(int(self.share * 2**64))
+        with np.errstate(over="ignore"):  # it wraps around
+            chosen: NDArray[np.bool_] = mix(bits) < np.uint64(int(self.share * 2**64))
         return chosen if self.held_out else ~chosen
 
 

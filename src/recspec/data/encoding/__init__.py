@@ -25,7 +25,7 @@ from recspec.data.encoding.encoders import (
     raw_names,
     read_encoders,
 )
-from recspec.data.encoding.hashing import CROSS_KEY
+from recspec.data.encoding.hashing import CROSS_KEY, mix
 from recspec.data.encoding.raw_columns import (
     BETWEEN,
     EXACT,
