@@ -588,8 +588,7 @@ class GrowthRules(BaseModel):
 
 def _why_none(base: FeatureSpec) -> str:
     """Why a dataset has no `growth.json`, and what to do."""
-    summary, dataset = base.metadata.get("summary"), base.metadata.get("dataset")
-    order = summary.get("order") if isinstance(summary, Mapping) else None
+    order, dataset = base.summary.get("order"), base.metadata.get("dataset")
     if isinstance(order, str) and order.startswith("random"):
         return (
             "its file is sorted by item and has no times, so its rows are in a random order, in which later rows "

@@ -160,6 +160,12 @@ class FeatureSpec:
         return self._id_feature("item")
 
     @property
+    def summary(self) -> Mapping[str, object]:
+        """What its preparation counted and noted; empty for a dataset made elsewhere."""
+        found = self.metadata.get("summary")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
     def trained_to(self) -> int:
         """The newest `seq` of the journal whose events the dataset holds; 0 if it has taken none.
 

@@ -127,7 +127,7 @@ def _targets(runs: Mapping[str, Predictor], rows: pa.Table, raw: RawEvents, file
 def _of_rows(predictor: Predictor, rows: pa.Table, label: str) -> Evaluation:
     """AUC and log loss of labelled rows."""
     labels, chances, losses = losses_of(predictor, rows, label)
-    values = {"auc": measures.auc_of_rows(chances, labels), "log_loss": losses}
+    values: dict[str, NDArray[np.floating[Any]]] = {"auc": measures.auc_of_rows(chances, labels), "log_loss": losses}
     values = {name: each for name, each in values.items() if np.isfinite(each).all()}
     return Evaluation(
         {"rows": {name: float(each.mean()) for name, each in values.items()}},

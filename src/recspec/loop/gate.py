@@ -71,7 +71,7 @@ def judge(before: Predictor, after: Predictor, rows: pa.Table, raw: RawEvents, m
     return Judgement(passed, f"{interval}, {rule}", *told)
 
 
-def _losses(predictor: Predictor, rows: pa.Table, raw: RawEvents) -> NDArray[np.float64]:
+def _losses(predictor: Predictor, rows: pa.Table, raw: RawEvents) -> NDArray[np.floating[Any]]:
     """(G,) minus the mean log loss of each user's rows; of each row where there are no users."""
     losses = -losses_of(predictor, rows.drop_columns([SEQ]), LABEL)[2]
     if raw.settings.user is None:

@@ -14,8 +14,7 @@ from pydantic import ValidationError
 
 from recspec.base import config
 from recspec.base.errors import SpecError
-from recspec.base.files import PathError, confined, read_json
-from recspec.data.storage import PREPARE_FILE, Ragged, open_split
+from recspec.data.storage import Ragged, open_split, preparation
 from recspec.evaluation import id_feature, list_metric
 from recspec.feature_spec import FeatureSpec, Role
 from recspec.loading import holds_negatives, negatives_by_default
@@ -302,20 +301,15 @@ def pick_path(spec: FeatureSpec, model: type[Model] = Model) -> Choice[str]:
         kind, why = "implicit", "rows are interactions without labels: negatives are drawn, ranking judges"
         if threshold is not None:
             kind, why = "rated", f"rows are ratings from {threshold} on, taken as interactions: negatives are drawn"
-    summary = spec.metadata.get("summary")
-    told = [prepared, summary if isinstance(summary, Mapping) else {}, spec.metadata]
-    if any(each.get("split") == "time" for each in told):
+    if any(each.get("split") == "time" for each in (prepared, spec.summary, spec.metadata)):
         return Choice(f"{kind}, split by time", f"{why}; valid and test are the latest rows")
     return Choice(kind, why)
 
 
 def _prepare_settings(spec: FeatureSpec) -> Mapping[str, object]:
     """The settings that the dataset was prepared with, if they are known."""
-    with suppress(PathError):
-        record = read_json(confined(spec.folder, PREPARE_FILE), most=config.MOST_RECIPE_BYTES)
-        found = record.get("settings") if isinstance(record, dict) else None
-        return found if isinstance(found, dict) else {}
-    return {}
+    found = preparation(spec.folder).get("settings")
+    return found if isinstance(found, dict) else {}
 
 
 # --- the metric and the length of a run ------------------------------------------------------------------------------

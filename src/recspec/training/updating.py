@@ -306,8 +306,7 @@ def next_version(
         result = _make(base, card, parts, grown, folder, learning)
     ended = time.monotonic()
     seconds = {"data": prepared - started, "train": ended - prepared, "all": ended - started}
-    summary = grown.spec.metadata.get("summary")
-    rows = summary.get("rows") if isinstance(summary, dict) else None
+    rows = grown.spec.summary.get("rows")
     whole = sum(file.stat().st_size for file in (folder / run_folder.BUNDLE).rglob("*") if file.is_file())
     return Updated(
         base=base,

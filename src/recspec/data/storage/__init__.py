@@ -21,6 +21,7 @@ from recspec.data.storage.transcode import (
     Distribution,
     copy_companions,
     feature_to_write,
+    preparation,
     synthesize,
     transcode,
 )
