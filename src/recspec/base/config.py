@@ -113,8 +113,7 @@ def load_recipe(path: str | Path) -> Recipe:
     for name in ("settings", "train"):
         if not isinstance(data.get(name) or {}, dict):
             problems.append(f"section '{name}' holds {data[name]!r}; expected settings, one `name: value` a line")
-    if problems:
-        raise SettingsError.of(f"recipe {file}", problems)
+    SettingsError.refuse(f"recipe {file}", problems)
     return Recipe(data.get("model"), data.get("settings") or {}, data.get("train") or {}, data.get("about"))
 
 
@@ -136,8 +135,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
             values[name.strip()] = _read_value(text.strip()) if text.strip() or not text else text  # a tab is a value
         except ValueError as error:
             problems.append(f"'{shortened(assignment)}': the value is {str(error).removeprefix('line 1, ')}")
-    if problems:
-        raise SettingsError.of("--set", problems)
+    SettingsError.refuse("--set", problems)
     return values
 
 
@@ -227,8 +225,7 @@ def assign(values: Mapping[str, object], sections: Mapping[str, type[BaseModel]]
         else:
             listing = "`recspec datasets`" if "prepare" in sections else "`recspec models`"
             problems.append(f"unknown setting '{name}'{_hint(name, sections)}; see {listing}")
-    if problems:
-        raise SettingsError.of("--set", problems)
+    SettingsError.refuse("--set", problems)
     return sorted_values
 
 

@@ -343,8 +343,7 @@ def recommend(
         problems.append("--all needs --out FILE.csv, .jsonl or .parquet, or --out FOLDER")
     if user and users:
         problems.append("--user and --users: give one of them")
-    if problems:
-        raise SettingsError.of("recommend", problems)
+    SettingsError.refuse("recommend", problems)
     asked = Call(call.verb, {**call.values, "users": user or users, "context": given})
     if call["out"] is not None:
         asked(tell=err.print)

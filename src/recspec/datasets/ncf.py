@@ -89,8 +89,7 @@ def _recognise(raw: Path) -> _Files:
     if not prefixes:
         raise DataError(f"{raw}: holds none of the NCF paper's files; found {listed(names[:12])}, expected {expected}")
     missing = [f"{p}.{s} is missing" for p in prefixes for s in SUFFIXES if f"{p}.{s}" not in names]
-    if missing:
-        raise DataError.of(str(raw), missing)
+    DataError.refuse(str(raw), missing)
     if len(prefixes) > 1:
         raise DataError(f"{raw}: holds files of {listed(prefixes)}; put each into a folder of its own")
     return _Files(*(raw / f"{prefixes[0]}.{suffix}" for suffix in SUFFIXES))

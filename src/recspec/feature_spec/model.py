@@ -285,8 +285,7 @@ class FeatureSpec:
         """Check that some feature plays each role. Raises `SpecError`, which names every role that `who` lacks."""
         lacks = [role for role in needs if not self.role(role)]  # type: ignore[arg-type]
         problems = [f"{who} needs a feature in the role '{role}'; {self._remedy(role)}" for role in lacks]
-        if problems:
-            raise SpecError.of(str(self.folder / FILE_NAME), problems)
+        SpecError.refuse(str(self.folder / FILE_NAME), problems)
 
     def _remedy(self, role: str) -> str:
         """How a dataset gets a feature in a role; one that recspec prepared gets it by being prepared differently."""

@@ -207,8 +207,7 @@ def _names(given: Sequence[str], models: Sequence[str], candidates: int) -> list
         problems.append(f"{len(given)} retrievers; expected 1 to {pipeline_card.MOST_RETRIEVERS}")
     if not 1 <= candidates <= pipeline_card.MOST_CANDIDATES:
         problems.append(f"{candidates} candidates; expected 1 to {pipeline_card.MOST_CANDIDATES:,}")
-    if problems:
-        raise SettingsError.of("pipeline build", problems)
+    SettingsError.refuse("pipeline build", problems)
     made: list[str] = []
     for name, model in zip(given, models, strict=True):
         free = (f"{model}_{number}" if number > 1 else model for number in range(1, 2 * len(models) + 2))
@@ -247,8 +246,7 @@ def _check(ranker: Path, first: Bundle, paths: Sequence[Path], trained: Sequence
         for path, each in zip(paths, trained, strict=True)
         if meaning_digest(each.spec) != ours
     ]
-    if problems:
-        raise SettingsError.of("pipeline build", problems)
+    SettingsError.refuse("pipeline build", problems)
 
 
 def _num_kept(first: Bundle, encoders: Encoders | None, text: str | None) -> int:

@@ -230,8 +230,7 @@ class Recommender:
             problems.append(
                 "diversity: the model has no vectors of items; name a column of the catalogue to be diverse by"
             )
-        if problems:
-            raise RequestError.of("recommend", problems)
+        RequestError.refuse("recommend", problems)
         return CheckedRequest(wanted, choice, context)
 
     def recommend(self, wanted: RecommendRequest, live: LiveEvents | None = None) -> list[Recommendation]:
@@ -512,8 +511,7 @@ def similar(recommender: Recommender, trained: Bundle, known: Catalogues, wanted
         problems.append(f"no item '{str(wanted.items[0])[:200]}' in the catalogue of the model{hint}")
     if vectors is None and not isinstance(trained.model, ItemModel):
         problems.append("the model has no vectors of items, so it can't tell which are alike")
-    if problems:
-        raise RequestError.of("similar", problems)
+    RequestError.refuse("similar", problems)
     first = known.items.first_id
     # cosines: the vectors have length 1
     scores = vectors[torch.from_numpy(item)] @ vectors.T if vectors is not None else _scores(trained, known, item)

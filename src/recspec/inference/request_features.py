@@ -340,8 +340,7 @@ def table_of(rows: Sequence[Row], where: str, known: Set[str] | None = None) -> 
             problems += [f"{row_name(row, where, name[:80])} {what}" for row, what in wrong]
         else:
             columns[name] = _column(values)
-    if problems:
-        raise RequestError.of("request", problems)
+    RequestError.refuse("request", problems)
     return pa.table(columns)
 
 

@@ -58,8 +58,7 @@ class Exploration:
             problems.append(f"pool: found {self.pool!r}; expected 1 to {MOST_POOL:,} items")
         if self.last is not None and self.last < 1:
             problems.append(f"last: found {self.last!r}; expected at least 1 slot")
-        if problems:
-            raise SettingsError.of("exploration", problems)
+        SettingsError.refuse("exploration", problems)
 
     def to_dict(self) -> dict[str, object]:
         """The policy as the journal keeps it with each answer."""

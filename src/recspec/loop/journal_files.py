@@ -117,8 +117,7 @@ def _names(
         for key in needed
         if key not in has and key not in columns
     ]
-    if problems:
-        raise SettingsError.of(f"{path}: has {listed(there)}", problems)
+    SettingsError.refuse(f"{path}: has {listed(there)}", problems)
     return has
 
 

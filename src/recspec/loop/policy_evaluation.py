@@ -111,8 +111,7 @@ def evaluate_journal(
         target = Target(shown, predictor, journal, policy, progress)
         problems += [f"{name}: {problem}" if len(runs) > 1 else problem for problem in target.problems(max(ks))]
         found[name], intervals[name] = target.evaluation(ks, settings)
-    if problems:
-        raise DataError.of(f"{journal.shown}: its {how_many(len(shown.users), 'list')} can't tell", problems)
+    DataError.refuse(f"{journal.shown}: its {how_many(len(shown.users), 'list')} can't tell", problems)
     data = DataRecord(path=journal.shown, digest=shown.digest, name=SPLIT)
     first, *others = runs
     asked = Asked(None, settings.model_dump(mode="json"), False, tuple(others))

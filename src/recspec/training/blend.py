@@ -160,8 +160,7 @@ def _check_together(runs: Sequence[Path], trained: Sequence[Bundle]) -> None:
         for run, each in zip(runs, trained, strict=True)
         if isinstance(each.model, Blend)
     ]
-    if problems:
-        raise SettingsError.of("pipeline blend", problems)
+    SettingsError.refuse("pipeline blend", problems)
     meanings = [meaning_digest(each.spec) for each in trained]
     if problems := [
         f"{run}: was trained on other data than {runs[0]}; train both on one prepared folder"
@@ -186,8 +185,7 @@ def _check_valid(spec: FeatureSpec, runs: Sequence[Path], trained: Sequence[Bund
         for run, each in zip(runs, trained, strict=True)
         if "valid" in _splits(each)
     ]
-    if problems:
-        raise SettingsError.of("pipeline blend", problems)
+    SettingsError.refuse("pipeline blend", problems)
 
 
 def _as_in(like: Path, trained: Sequence[Bundle]) -> list[Member | None]:

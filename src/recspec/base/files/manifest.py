@@ -123,8 +123,7 @@ def names(folder: Path) -> Iterator[str]:
                 found.append(name)
 
     walk("")
-    if problems:
-        raise BundleError.of(str(folder), problems)
+    BundleError.refuse(str(folder), problems)
     return iter(found)
 
 

@@ -195,8 +195,7 @@ def _counts(spec: FeatureSpec, rows: int | Mapping[str, int]) -> dict[str, int]:
     if isinstance(rows, int):
         rows = {split: rows if split == "train" else -(-rows // 10) for split in spec.splits or SPLITS}
     problems = [f"split '{split}': {count} rows; expected 1 or more" for split, count in rows.items() if count < 1]
-    if problems:
-        raise SettingsError.of("rows", problems)
+    SettingsError.refuse("rows", problems)
     series = {split: _series_length(spec, split) for split in rows}
     return {split: max(1, count // series[split]) * series[split] for split, count in rows.items()}
 
