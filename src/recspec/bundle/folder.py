@@ -358,8 +358,7 @@ def _read_spec(folder: Path) -> FeatureSpec:
         spec = FeatureSpec.load(folder)
     except PathError as error:
         raise BundleError(f"{folder}: {error}") from None
-    if problems := companion_problems(spec):
-        raise BundleError.of(str(folder), problems)
+    BundleError.refuse(str(folder), companion_problems(spec))
     return spec
 
 

@@ -447,8 +447,7 @@ def _separator(path: Path) -> str:
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
-    if problems := repeated(names):
-        raise DataError.of(str(path), problems)
+    DataError.refuse(str(path), repeated(names))
 
 
 def _read_objects(path: Path) -> Iterator[pa.Table]:
