@@ -285,11 +285,8 @@ def top_values(
     Hashed features are left out, because nothing tells what their ids stand for; so are those of very many ids.
     """
     wanted = [name for name in spec.inputs(categorical=True) if only is None or name in only]
-    held = [
-        name
-        for name in spec.columns(split)
-        if name in wanted and num_ids(spec, name) <= MOST_COUNTED and not _is_hashed(names.encoder(name))
-    ]
+    held = [name for name in spec.columns(split) if name in wanted and num_ids(spec, name) <= MOST_COUNTED]
+    held = [name for name in held if getattr(names.encoder(name), "kind", "") not in ("hash", "cross")]
     counts = {name: np.zeros(spec.num_ids(name), np.int64) for name in held}
     for block in open_split(spec, split, held).batches(BLOCK) if held else ():
         for name in held:
@@ -309,7 +306,8 @@ def numbers_of(spec: FeatureSpec, split: str, names: RawNames) -> Mapping[str, N
         encoder, stored = names.encoder(name), np.asarray(column)
         fill = fill_of(encoder)
         filled = None if fill is None else stored == fill
-        if filled is not None and _fills_by_mean(encoder) and not filled.all():
+        of_mean = isinstance(encoder, ScaleEncoder) and encoder.missing is None
+        if filled is not None and of_mean and not filled.all():
             stored = stored[~filled]
         values, is_raw = _unscaled(encoder, stored.astype(np.float64))
         values = values[np.isfinite(values)]
@@ -332,14 +330,6 @@ def fill_of(encoder: Encoder | None) -> np.float32 | None:
     if not isinstance(encoder, (NumberEncoder, ScaleEncoder)):
         return None
     return np.float32(raw_values.encode_numbers(encoder, np.array([np.nan]))[0])
-
-
-def _fills_by_mean(encoder: Encoder | None) -> bool:
-    return isinstance(encoder, ScaleEncoder) and encoder.missing is None
-
-
-def _is_hashed(encoder: Encoder | None) -> bool:
-    return encoder is not None and encoder.kind in ("hash", "cross")
 
 
 def _top(spec: FeatureSpec, name: str, counts: NDArray[np.int64], names: RawNames) -> TopValues:

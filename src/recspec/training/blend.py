@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -113,7 +114,7 @@ def blend_runs(
             members, value, alone, users = chosen.members, chosen.value, list(chosen.alone), chosen.users
             metrics = chosen.metrics
         kept = [(part, each) for part, each in zip(members, trained, strict=True) if part is not None]
-        blend = blend_of(trained[0].spec, [(part, _item_model(each)) for part, each in kept], Blend)
+        blend = blend_of(trained[0].spec, [(part, cast(ItemModel, each.model)) for part, each in kept], Blend)
         card = Card(
             model=Blend.name,
             settings=blend.settings.model_dump(mode="json"),
@@ -135,11 +136,6 @@ def blend_runs(
         where = bundle.save(target / run_folder.BUNDLE, blend, card, seen=trained[0].seen, events=events)
         record.finish(target, time.monotonic() - started)
         return Blended(where, runs, members, metric, value, alone, users)
-
-
-def _item_model(trained: Bundle) -> ItemModel:
-    assert isinstance(trained.model, ItemModel)
-    return trained.model
 
 
 def _splits(trained: Bundle) -> Sequence[object]:
