@@ -64,8 +64,8 @@ class ExperimentResult(Viewed):
             columns = ("metric", "variant", *pair, *EFFECT, welch, "variance left")
             rows: list[Sequence[object]] = []
             for each in report.metrics:
-                told = f"p {each.effect.fixed_p:.3g}", f"{100 * each.variance_left:.0f} %"
-                rows.append((each.name, each.variant, *_figures(each), *_cells(each.effect), *told))
+                ends = f"p {each.effect.fixed_p:.3g}", f"{100 * each.variance_left:.0f} %"
+                rows.append((each.name, each.variant, *_figures(each), *_cells(each.effect), *ends))
             sections.append(Section("metrics", columns, rows))
         if report.guardrails:
             rows = []
