@@ -7,7 +7,6 @@ from recspec.base.faces import lazy_face
 if TYPE_CHECKING:
     from recspec.loop.assignment import Experiment, Guardrails, Metric, Variant, assign, load_experiments, named
     from recspec.loop.drift import DriftReference, DriftReport, DriftSettings, measure_drift
-    from recspec.loop.enrolment import recorded_variants, register, users_of_variants
     from recspec.loop.event_file import evaluate_events
     from recspec.loop.events import Event, ReadEvents, is_text, read_events
     from recspec.loop.experiment_report import Effect, ExperimentReport, GuardrailResult, MetricResult, analyse
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from recspec.loop.interleaving import INTERLEAVED, TEAM_DRAFT, TEAMS, interleave
     from recspec.loop.journal import REFUSALS, VARIANTS, Exposure, Journal, Outcome, is_sqlite, now_us
     from recspec.loop.journal_files import ImportedEvents, export_days, import_events
-    from recspec.loop.outcomes import ERROR, MILLISECONDS, read_outcomes
+    from recspec.loop.outcomes import ERROR, MILLISECONDS, read_outcomes, recorded_variants, register, users_of_variants
     from recspec.loop.policy_evaluation import LoggedListSettings, evaluate_journal
     from recspec.loop.updates import JournalSettings, UpdateOutcome, Updater
     from recspec.loop.upkeep import JournalSummary, prune_journal, summarize, verify_journal

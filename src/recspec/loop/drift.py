@@ -31,7 +31,7 @@ from recspec.loop import journal as tables
 from recspec.loop.events import IMPRESSION
 from recspec.loop.journal import AT_ONCE, EVENT_FIELDS, Journal
 from recspec.loop.raw_rows import LABEL, SEQ, Acts, RawRows, check_exposures, rows_of_events, rows_of_exposures
-from recspec.loop.shifts import (
+from recspec.loop.statistics import (
     CalibrationDrift,
     PopularityBins,
     Shift,
