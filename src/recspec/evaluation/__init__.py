@@ -9,7 +9,6 @@ from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluat
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
 from recspec.evaluation.interactions import (
     disliked_items,
-    id_feature,
     interactions_of,
     positives,
     read_events,

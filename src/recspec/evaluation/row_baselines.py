@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from recspec.base.errors import DataError
 from recspec.data.encoding import mix
-from recspec.data.storage import Column, Ragged, open_split
+from recspec.data.storage import Column, Ragged, open_split, scalar
 from recspec.evaluation.choosing import Combination, choose
-from recspec.evaluation.interactions import blocks, scalar
+from recspec.evaluation.interactions import blocks
 from recspec.feature_spec import FeatureSpec
 from recspec.metrics import measures as metrics
 from recspec.models import LogisticRegression, Scores

@@ -159,6 +159,13 @@ class FeatureSpec:
         """The item's id: `metadata.item_id`, else the role's scalar id feature of largest cardinality."""
         return self._id_feature("item")
 
+    def id_of(self, role: Literal["user", "item"]) -> str | None:
+        """The feature that identifies users or items, if there is one."""
+        try:
+            return self.user_id if role == "user" else self.item_id
+        except SpecError:
+            return None
+
     @property
     def summary(self) -> Mapping[str, object]:
         """What its preparation counted and noted; empty for a dataset made elsewhere."""

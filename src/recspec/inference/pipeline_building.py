@@ -19,7 +19,6 @@ from recspec.bundle import Bundle, Card, DataRecord, PipelineCard, RetrieverCard
 from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
 from recspec.data.encoding import Encoders
-from recspec.evaluation import id_feature
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.index import ItemIndex
 from recspec.inference.pipeline import can_retrieve, has_vectors, item_vectors, may_bring, request_vectors
@@ -218,7 +217,7 @@ def _names(given: Sequence[str], models: Sequence[str], candidates: int) -> list
 def _check(ranker: Path, first: Bundle, paths: Sequence[Path], trained: Sequence[Bundle]) -> None:
     """Refuse what can't take part, and runs of unlike data."""
     problems = []
-    lacks = [role for role in ("user", "item") if id_feature(first.spec, role) is None]
+    lacks = [role for role in ("user", "item") if first.spec.id_of(role) is None]
     if lacks or first.seen is None:
         problems.append(f"{ranker}: the ranker knows no {' and no '.join(lacks) or 'users and items'}")
     problems += [

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from recspec.base.errors import BundleError, RequestError, shortened
 from recspec.bundle import Bundle, Seen
-from recspec.evaluation import id_feature
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.explanations import Explainer, Explanation, likeness_vectors
 from recspec.inference.index import ItemIndex
@@ -180,7 +179,7 @@ class Recommender:
     def seen(self) -> Seen:
         """Which items each user acted on."""
         if self._bundle.seen is None:
-            lacks = "item to recommend" if id_feature(self._bundle.spec, "user") else "user to recommend to"
+            lacks = "item to recommend" if self._bundle.spec.id_of("user") else "user to recommend to"
             raise BundleError(f"{self._bundle.folder}: this model has no {lacks}; score rows with `recspec predict`")
         return self._bundle.seen
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from recspec.base.prefetch import prefetched
 from recspec.data.encoding import mix
-from recspec.data.storage import Column, Columns, Ragged, open_split
+from recspec.data.storage import Columns, Ragged, open_split, scalar
 from recspec.feature_spec import FeatureSpec
 from recspec.models import Ids
 from recspec.models.layers import Batch
@@ -169,7 +169,7 @@ class WantedRows:
         """Which rows [first, last) of a split are wanted."""
         keep = np.ones(last - first, dtype=bool)
         if self._label is not None:
-            keep &= np.greater(scalars(columns[self._label]), 0)
+            keep &= np.greater(scalar(columns[self._label]), 0)
         if self._part is not None:
             keep &= self._part.mask(reader, first, last)
         return keep
@@ -198,12 +198,6 @@ def grouped(blocks: Sequence[Block], rows: int) -> Iterator[list[Block]]:
         held += block.num_rows
     if group:
         yield group
-
-
-def scalars(column: Column) -> NDArray[Any]:
-    """The column of a scalar feature."""
-    assert not isinstance(column, Ragged), "ids, labels and weights are scalars"
-    return column
 
 
 def mixed_seed(*numbers: int) -> int:

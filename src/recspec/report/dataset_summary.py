@@ -249,22 +249,14 @@ class RawNames:
             raw = [_bucket(encoder, number) for number in ids.tolist()]
         else:
             raw = [str(number - self.spec.shift(name)) for number in ids.tolist()]
-        if self.titles is not None and name == self._item:
+        if self.titles is not None and name == self.spec.id_of("item"):
             told = [self._title(number) for number in ids.tolist()]
             raw = [f"{title} ({each})" if title else each for title, each in zip(told, raw, strict=True)]
         return raw
 
-    @property
-    def _item(self) -> str | None:
-        try:
-            return self.spec.item_id
-        except RecspecError:
-            return None
-
     def _title(self, number: int) -> str | None:
         assert self.titles is not None
-        assert self._item is not None
-        row = number - int(self.spec.reserves_unknown(self._item))
+        row = number - int(self.spec.reserves_unknown(self.spec.item_id))
         return self.titles[row].as_py() if 0 <= row < len(self.titles) else None
 
     def _titles(self) -> pa.ChunkedArray | None:

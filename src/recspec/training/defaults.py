@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from recspec.base import config
 from recspec.base.errors import SpecError
 from recspec.data.storage import Ragged, open_split, preparation
-from recspec.evaluation import id_feature, list_metric
+from recspec.evaluation import list_metric
 from recspec.feature_spec import FeatureSpec, Role
 from recspec.loading import holds_negatives, negatives_by_default
 from recspec.models import (
@@ -249,7 +249,7 @@ def _num_ids(spec: FeatureSpec, name: str) -> int:
 
 def _num_entities(spec: FeatureSpec, role: Literal["user", "item"]) -> int:
     """Users or items that have an id of their own; 0 without such a feature."""
-    name = id_feature(spec, role)
+    name = spec.id_of(role)
     return spec.num_ids(name) - int(spec.reserves_unknown(name)) if name else 0
 
 
@@ -263,7 +263,7 @@ def _prepared_negatives(spec: FeatureSpec) -> PreparedNegatives | None:
 
 def task_of(spec: FeatureSpec) -> Task:
     """Interactions if the splits were prepared for ranking: a positive and its candidates."""
-    both = id_feature(spec, "user") and id_feature(spec, "item")
+    both = spec.id_of("user") and spec.id_of("item")
     return "interactions" if spec.has_series and both else "clicks"
 
 

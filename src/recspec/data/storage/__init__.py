@@ -4,7 +4,7 @@ from recspec.data.storage import check, tfrecord
 from recspec.data.storage.check import check_sidecar_files, companion_problems
 from recspec.data.storage.chunk_file import BLOCK_ROWS
 from recspec.data.storage.label_columns import LABEL_AUC, label_columns, sample_rows, telling
-from recspec.data.storage.ragged import Array, Column, Columns, Ragged, offsets_of, ragged_range
+from recspec.data.storage.ragged import Array, Column, Columns, Ragged, offsets_of, ragged_range, scalar
 from recspec.data.storage.seen_file import (
     DISLIKES_FILE,
     SEEN_FILE,
