@@ -264,7 +264,7 @@ class Loop:
         self.updates: list[dict[str, Any]] = []
 
     def note(self, events: list[dict[str, object]], _minute: int) -> None:
-        self.journal.append(read_events(events, self.now * SECOND).events)
+        self.journal.store(read_events(events, self.now * SECOND).events)
 
     def look(self, world: World, minute: int) -> None:
         self.now = START + 60 * (minute + 1)

@@ -23,7 +23,6 @@ from pathlib import Path
 import pyspark
 
 from _side_by_side import machine_line, where_and_when
-from recspec.datasets import write_movielens_like
 
 HOST = "127.0.0.1"
 SETTINGS = {
@@ -52,10 +51,12 @@ def main() -> None:
         for times in chosen.times:
             rows = times * chosen.rows
             raw = Path(folder) / f"raw-{times}"
+            sys.path.insert(0, str(ROOT))  # this file may be run from anywhere
             if chosen.dataset == "movielens":
+                from tests.made_up_films import write_movielens_like
+
                 write_movielens_like(raw, num_users=rows // 100, num_items=4000, num_ratings=rows)
             else:
-                sys.path.insert(0, str(ROOT))  # this file may be run from anywhere
                 from tests import made_up_criteo
 
                 made_up_criteo.write(raw, num_rows=rows)

@@ -93,7 +93,8 @@ def environment(source: Path) -> dict[str, str]:
 
 def make_data(folder: Path, env: Mapping[str, str]) -> None:
     """Prepare films (interactions) and clicks (labelled rows), and train the model that is served."""
-    from recspec.datasets import write_movielens_like
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file may be run from anywhere
+    from tests.made_up_films import write_movielens_like
 
     write_movielens_like(folder / "raw", num_users=500, num_items=400, num_ratings=20_000, seed=0)
     write_table(folder / "table", np.random.default_rng(1))

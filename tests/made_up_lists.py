@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recspec.base.files import manifest
 from recspec.inference import Predictor, RecommendRequest
-from recspec.loop import Event, Exploration, Exposure, Histories, Journal, explore, generator
+from recspec.loop import Event, Exploration, Exposure, Histories, Journal, explore, generator, slot_chances
 
 START, MINUTE = 1_700_000_000_000_000, 60_000_000
 POLICY = Exploration(1.0, 0.1)
@@ -16,6 +17,16 @@ USERS = [f"c{number}" for number in range(30)]
 def likes(user: str, item: str) -> float:
     """Chance that a user who reads an item clicks it."""
     return 0.4 if int(item[1:]) % 3 == int(user[1:]) % 3 else 0.1
+
+
+def list_chances(scores: NDArray[np.float64], places: NDArray[np.int64], policy: Exploration) -> NDArray[np.float64]:
+    """(N, K) chance under `policy` of each shown item given those above; arguments as `slot_chances`."""
+    rows = np.arange(len(places))
+    found = [
+        np.where(places[:, slot] >= 0, chances[rows, places[:, slot]], 0.0)
+        for slot, chances in enumerate(slot_chances(scores, places, policy))
+    ]
+    return np.stack(found, axis=1) if found else np.zeros(places.shape)
 
 
 class Shop:

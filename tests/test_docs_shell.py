@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from recspec.datasets import write_movielens_like
 from tests.documented import ROOT, fences
+from tests.made_up_films import write_movielens_like
 from tests.test_docs_code import lines_of
 
 NOT_RUN = {"serve"}

@@ -474,7 +474,7 @@ def kill_updates(run: Path, scratch: Path, draw: random.Random, *, each: int, at
                 )
                 for n in range(count)
             ]
-            assert {*journal.append(events)} == {"accepted"}
+            assert {*journal.store(events)} == {"accepted"}
         sent += count
 
     send(50)

@@ -68,7 +68,7 @@ def test_answers_know_the_events_of_a_journal(model: api.Model, tmp_path: Path) 
     url, at = f"sqlite:///{tmp_path / 'journal.db'}", 4_000_000_000_000_000
     sent = [("u1", best), ("zoe", "f1")]
     with Journal(url) as journal:
-        journal.append([Event(f"{user} {item}", user, "view", item, None, at, at) for user, item in sent])
+        journal.store([Event(f"{user} {item}", user, "view", item, None, at, at) for user, item in sent])
     named = model.recommend(["u1", "zoe"], k=30, kind="rows", journal=url)
     own = {user: {row["item"] for row in named if row["user"] == user} for user in ("u1", "zoe")}
     assert best not in own["u1"]

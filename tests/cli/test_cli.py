@@ -26,13 +26,14 @@ from recspec.bench import speed
 from recspec.bundle import folder as bundle
 from recspec.cli import app as cli
 from recspec.cli import console, demo, presenters, rich_consoles
-from recspec.datasets import write_movielens_like, write_shop
+from recspec.datasets import write_shop
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.recommendation import Recommendation, RecommendedItem
 from tests import made_up
 from tests.asking import serving, sources
 from tests.cli.conftest import Cli
 from tests.feature_spec.files import EXAMPLE
+from tests.made_up_films import write_movielens_like
 from tests.made_up_models import made_up_bundle
 
 WORKED_EXAMPLE = "\n" + EXAMPLE

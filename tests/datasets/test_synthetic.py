@@ -10,9 +10,9 @@ import pyarrow.csv
 import pytest
 
 from recspec.data.storage import open_split
-from recspec.datasets.synthetic import GENRES, write_movielens_like
 from recspec.metrics import measures as metrics
 from tests.dataset_cases import CASES, Case, run, write_latest
+from tests.made_up_films import GENRES, write_movielens_like
 
 
 def test_clicks_keep_the_probability_they_were_drawn_from(tmp_path: Path) -> None:

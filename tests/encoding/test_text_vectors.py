@@ -65,7 +65,6 @@ def test_texts_with_common_words_are_near_and_blocks_do_not_matter(monkeypatch: 
     assert cosine(red, also) > 0.8 > cosine(red, other) + 0.3
     whole = made.vectors(TEXTS)
     monkeypatch.setattr(text_vectors, "AT_ONCE", 7)
-    monkeypatch.setattr(text_vectors, "_BLOCK", 50)
     np.testing.assert_allclose(made.vectors(TEXTS), whole, atol=1e-6)
     np.testing.assert_allclose(fit_projection(TEXTS, 6).vectors(TEXTS), whole, atol=1e-4)
 

@@ -72,5 +72,5 @@ def simulated(journal: Journal, found: Experiment, users: int, lift: float, seed
                 if rng.random() < liking / 4 * (lift if better else 1):
                     events.append(event(subject, at + 1, item=item, request_id=request))
     assigned(journal, *rows, name=found.name)
-    journal.append(events)
-    journal.log_exposures(answers)
+    journal.store(events)
+    journal.store((), answers)

@@ -191,7 +191,7 @@ def ease(base: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Predict
 def test_what_has_moved_is_flagged_and_nothing_else(
     moved: dict[str, Any], drifted: list[str], ease: Predictor, base: FeatureSpec, journal: Journal
 ) -> None:
-    journal.append(as_events(rows(1_500, 1, **moved)))
+    journal.store(as_events(rows(1_500, 1, **moved)))
     report = measured(ease, base, journal)
     assert report.flagged == drifted
     by_name = {each.name: each for each in report.shifts}
@@ -206,8 +206,8 @@ def test_unknown_values_users_and_items_are_shares(ease: Predictor, base: Featur
         events[place] = changed(events[place], subject="zoe", item="i99")
     for place in range(1, 400, 8):
         events[place] = changed(events[place], context=json.dumps({"price": 0.0, "device": "watch"}))
-    journal.append(events)
-    journal.log_exposures([Exposure("r", "u01", NOW - SECOND, "run", "0:a", {}, 0, ["i01", "i98", "i99", "i02"], 24)])
+    journal.store(events)
+    journal.store((), [Exposure("r", "u01", NOW - SECOND, "run", "0:a", {}, 0, ["i01", "i98", "i99", "i02"], 24)])
     report = measured(ease, base, journal)
     assert [(each.name, each.count, each.of) for each in report.shares] == [
         ("unknown_users", 100, 400),
@@ -229,18 +229,18 @@ def test_impressions_are_no_events_and_a_new_type_is_unknown(
     ease: Predictor, base: FeatureSpec, journal: Journal
 ) -> None:
     events = as_events(rows(300, 1))
-    journal.append([*events[:200], *(changed(each, type="impression") for each in events[200:])])
+    journal.store([*events[:200], *(changed(each, type="impression") for each in events[200:])])
     report = measured(ease, base, journal)
     assert report.events == 200
-    journal.append([changed(each, event_id=f"w{each.event_id}", type="wish") for each in events[:50]])
+    journal.store([changed(each, event_id=f"w{each.event_id}", type="wish") for each in events[:50]])
     report = measured(ease, base, journal)
     assert "events of types that event_weights do not name: 50 left out" in report.untold
 
 
 def test_the_window_is_of_the_time_of_events(ease: Predictor, base: FeatureSpec, journal: Journal) -> None:
     old = [changed(each, received_at=NOW) for each in as_events(rows(300, 1), NOW - 30 * DAY)]  # imported today
-    journal.append(old)
-    journal.append(as_events(rows(200, 2)))
+    journal.store(old)
+    journal.store(as_events(rows(200, 2)))
     assert measured(ease, base, journal).events == 200
     whole = measure_drift(ease, DriftReference.of(ease, base), journal, NOW, DriftSettings(window="31d"))
     assert whole.events == 500
@@ -254,7 +254,7 @@ def test_a_large_window_is_read_in_blocks_drawn_by_chance(
     monkeypatch.setattr(drift, "MOST_EVENTS", 400)
     monkeypatch.setattr(drift, "EVENTS_OF_BLOCK", 20)
     monkeypatch.setattr(drift, "MOST_ROWS", 250)
-    journal.append(as_events(rows(1_500, 1)))
+    journal.store(as_events(rows(1_500, 1)))
     report = measure_drift(ease, reference, journal, NOW)
     assert report.events == 400
     assert {each.now for each in report.shifts if each.name == "price"} == {250}
@@ -350,7 +350,7 @@ def test_an_empty_journal_and_an_empty_window_are_named(ease: Predictor, base: F
     assert "events: the journal holds no event" in report.untold
     assert "answers: the journal holds no answer" in report.untold
     assert "features: the window gives 0 rows; 100 are needed" in report.untold
-    journal.append(as_events(rows(300, 1), NOW - 30 * DAY))
+    journal.store(as_events(rows(300, 1), NOW - 30 * DAY))
     told = measured(ease, base, journal).untold
     assert "events: the window holds no event; the newest one is of 2023-10-15T22:13:19Z" in told
 
@@ -359,7 +359,7 @@ def test_a_run_without_its_dataset_tells_what_the_bundle_knows(
     base: FeatureSpec, journal: Journal, tmp_path: Path
 ) -> None:
     predictor = saved(tmp_path / "bundle", made("ease", base), base)
-    journal.append(as_events(rows(300, 1)))
+    journal.store(as_events(rows(300, 1)))
     report = measure_drift(predictor, DriftReference.of(predictor), journal, NOW)
     assert report.shifts == []
     assert [each.count for each in report.shares] == [0, 0]
@@ -369,14 +369,14 @@ def test_a_run_without_its_dataset_tells_what_the_bundle_knows(
 
 
 def test_what_events_do_not_carry_is_named(ease: Predictor, base: FeatureSpec, journal: Journal) -> None:
-    journal.append(as_events(rows(300, 1), context=("device",)))
+    journal.store(as_events(rows(300, 1), context=("device",)))
     report = measured(ease, base, journal)
     assert "price: the journal's rows do not give it" in report.untold
     assert "price" not in names(report)
 
 
 def test_scores_that_are_no_chances_are_named(ease: Predictor, base: FeatureSpec, journal: Journal) -> None:
-    journal.append(as_events(rows(300, 1)))
+    journal.store(as_events(rows(300, 1)))
     told = "\n".join(measured(ease, base, journal).untold)
     assert "calibration: the data has no label, so scores are no chances of one" in told
     assert "scores: no reference: only chances of labelled rows" in told
@@ -396,7 +396,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     api.blend(folder / "blend", [folder / "ease", folder / "popularity"], data, progress=False)
     api.pipeline(folder / "pipeline", retriever=folder / "ease", ranker=folder / "neumf")
     with Journal(f"sqlite:///{folder / 'journal.db'}") as journal:
-        journal.append(as_events(rows(1_000, 1, price=1.0)))
+        journal.store(as_events(rows(1_000, 1, price=1.0)))
     return folder
 
 

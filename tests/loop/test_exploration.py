@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recspec.base.errors import DataError, SettingsError
-from recspec.loop import Exploration, explore, generator, list_chances, slot_chances
+from recspec.loop import Exploration, explore, generator, slot_chances
+from tests.made_up_lists import list_chances
 
 SCORES = np.array([3.0, 1.0, 2.0])  # mean 2, standard deviation sqrt(2 / 3)
 

@@ -193,8 +193,8 @@ def test_a_journal_forgets_and_refuses_late_events(url: str, tmp_path: Path) -> 
     event = Event("e1", PERSON, "view", "i1", None, 1, 1)
     shown = Exposure("r1", PERSON, 5, "shop", "0:a", {}, 0, ["i1"], 10)
     with Journal(url) as journal:
-        journal.append([event, Event("e2", OTHER, "view", "i1", None, 1, 1)])
-        journal.log_exposures([shown])
+        journal.store([event, Event("e2", OTHER, "view", "i1", None, 1, 1)])
+        journal.store((), [shown])
         own = {"experiment": "x", "subject": PERSON, "variant": "a", "first_at": 0, "first_seq": 0}
         journal.write(lambda connection: connection.execute(sa.insert(tables.assignment).values(own)))
         done = forget(PERSON, tmp_path, journal)
@@ -203,8 +203,8 @@ def test_a_journal_forgets_and_refuses_late_events(url: str, tmp_path: Path) -> 
             "exposures of the journal": 1,
             "assignments of the journal": 1,
         }
-        assert journal.append([Event("e3", PERSON, "view", "i1", None, 2, 2)]) == ["forgotten"]
-        assert [each.subject for each in journal.events_of([PERSON, OTHER])] == [OTHER]
+        assert journal.store([Event("e3", PERSON, "view", "i1", None, 2, 2)]) == ["forgotten"]
+        assert [name for block in journal.events() for name in block["subject"].to_pylist()] == [OTHER]
         (row,) = journal.rows(sa.select(tables.deletion))
         assert row.done_at >= row.requested_at
         assert PERSON not in str(row)
@@ -258,7 +258,7 @@ def test_a_file_that_can_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest
 def test_other_journals_are_named_and_none_is_made(tmp_path: Path) -> None:
     for name, person in (("other.db", PERSON), ("without.db", OTHER)):
         with Journal(f"sqlite:///{tmp_path / name}") as journal:
-            journal.append([Event("e1", person, "view", "i1", None, 1, 1)])
+            journal.store([Event("e1", person, "view", "i1", None, 1, 1)])
     (tmp_path / "apps.db").write_bytes(b"SQLite format 3\0 of another program")
     done = rs.forget(PERSON, under=tmp_path)
     assert done.found.found == [tmp_path / "other.db"]

@@ -15,6 +15,7 @@ from recspec import api
 from recspec.datasets import DATASETS, RawEvents
 from recspec.inference import Predictor
 from recspec.loop import gate
+from recspec.loop.event_file import Lists
 from recspec.loop.gate import Judgement, judge
 from tests.made_up_events import prepared
 
@@ -77,10 +78,9 @@ def test_the_value_of_a_list_is_its_ndcg(shop: Mapping[str, Predictor]) -> None:
     (answer,) = shop["ease"].recommend(["u0"], k=10)
     first, third = answer.items[0].item, answer.items[2].item
     wanted = {"u0": {first, third, "nowhere"}}
-    own = gate._ndcg(shop["ease"], ["u0"], wanted)
+    own = Lists(shop["ease"], wanted, 10).evaluation([10]).values["full"]["ndcg@10"]
     best = 1 + 1 / math.log2(3) + 1 / 2
     assert own == pytest.approx([(1 + 1 / 2) / best])
-    assert len(gate._ndcg(shop["ease"], [], {})) == 0
 
 
 def test_seen_items_and_events_that_count_for_nothing_are_no_targets(shop: Mapping[str, Predictor]) -> None:

@@ -106,8 +106,8 @@ def with_stranger(base: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -
 def journal(tmp_path_factory: pytest.TempPathFactory) -> Journal:
     """One event that the dataset holds, then the new ones, in no order of time."""
     made = Journal(f"sqlite:///{tmp_path_factory.mktemp('journal') / 'journal.db'}")
-    made.append([event("u1", "i14", 0)])
-    made.append([event(*each) for each in reversed([*NEW, *OF_STRANGER])])
+    made.store([event("u1", "i14", 0)])
+    made.store([event(*each) for each in reversed([*NEW, *OF_STRANGER])])
     return made
 
 

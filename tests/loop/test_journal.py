@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from recspec.base.errors import DataError, SettingsError
 from recspec.loop import Event, Exposure, Journal, read_events
 from recspec.loop import journal as tables
+from recspec.loop.upkeep import consumers_of
 
 EVENT = Event("e1", "ann", "view", "sku-1", None, 1_000, 2_000)
 
@@ -27,11 +28,11 @@ def of(number: int, **changes: object) -> Event:
 
 def test_an_event_is_stored_once(url: str) -> None:
     with Journal(url) as journal:
-        assert journal.append([EVENT, EVENT, of(2)]) == ["accepted", "duplicate", "accepted"]
-        assert journal.append([replace(EVENT, received_at=9_000)]) == ["duplicate"]
-        assert journal.append([replace(EVENT, item="sku-2"), of(3)]) == ["conflict", "accepted"]
-        assert journal.append([of(4), replace(of(4), type="purchase")]) == ["accepted", "conflict"]
-        assert journal.append([]) == []
+        assert journal.store([EVENT, EVENT, of(2)]) == ["accepted", "duplicate", "accepted"]
+        assert journal.store([replace(EVENT, received_at=9_000)]) == ["duplicate"]
+        assert journal.store([replace(EVENT, item="sku-2"), of(3)]) == ["conflict", "accepted"]
+        assert journal.store([of(4), replace(of(4), type="purchase")]) == ["accepted", "conflict"]
+        assert journal.store([]) == []
     with Journal(url, read_only=True) as journal:
         (block,) = journal.events()
         assert block["event_id"].to_pylist() == ["e1", "e2", "e3", "e4"]
@@ -41,11 +42,11 @@ def test_an_event_is_stored_once(url: str) -> None:
 
 def test_an_event_is_the_same_again_where_the_time_of_receipt_stood_for_its_own(url: str) -> None:
     with Journal(url) as journal:
-        assert journal.append([replace(EVENT, occurred_at=5, received_at=5)]) == ["accepted"]
-        assert journal.append([replace(EVENT, occurred_at=9, received_at=9)]) == ["duplicate"]
-        assert journal.append([replace(EVENT, occurred_at=7, received_at=9)]) == ["duplicate"]  # says it now
-        assert journal.append([of(2, occurred_at=5)]) == ["accepted"]
-        assert journal.append([of(2, occurred_at=6)]) == ["conflict"]
+        assert journal.store([replace(EVENT, occurred_at=5, received_at=5)]) == ["accepted"]
+        assert journal.store([replace(EVENT, occurred_at=9, received_at=9)]) == ["duplicate"]
+        assert journal.store([replace(EVENT, occurred_at=7, received_at=9)]) == ["duplicate"]  # says it now
+        assert journal.store([of(2, occurred_at=5)]) == ["accepted"]
+        assert journal.store([of(2, occurred_at=6)]) == ["conflict"]
 
 
 def test_the_longest_texts_fit_into_the_indexes(url: str) -> None:
@@ -54,31 +55,27 @@ def test_the_longest_texts_fit_into_the_indexes(url: str) -> None:
     sent = {"id": long, "user": long, "item": long, "type": "view", "request": long}
     with Journal(url) as journal:
         found = read_events([sent, {**sent, "id": long[:-1] + "'", "value": 0.1 + 0.2}], 5)
-        assert journal.append(found.events) == ["accepted", "accepted"]
-        assert journal.append(found.events) == ["duplicate", "duplicate"]
+        assert journal.store(found.events) == ["accepted", "accepted"]
+        assert journal.store(found.events) == ["duplicate", "duplicate"]
 
 
 def test_histories_are_in_the_order_of_time_then_of_arrival(url: str) -> None:
     with Journal(url) as journal:
-        journal.append([of(1, occurred_at=30), of(2, occurred_at=10), of(3, occurred_at=10, subject="bob")])
-        journal.append([of(4, occurred_at=10)])
-        found = journal.events_of(["ann", "bob", "nobody"])
-        assert [(each.subject, each.occurred_at) for each in found] == [
-            ("ann", 10),
-            ("ann", 10),
-            ("ann", 30),
-            ("bob", 10),
-        ]
-        seqs = [each.seq for each in found]
+        journal.store([of(1, occurred_at=30), of(2, occurred_at=10), of(3, occurred_at=10, subject="bob")])
+        journal.store([of(4, occurred_at=10)])
+        seqs, _, _, _, times = zip(*journal.history("ann", most=9), strict=True)
+        assert times == (10, 10, 30)
         assert seqs[0] < seqs[1]
-        assert [each.seq for each in journal.events_of(["ann"], after=seqs[0])] == [seqs[1]]
-        assert [each.seq for each in journal.events_of(["ann"], until=seqs[0])] == [seqs[0], seqs[2]]
+        assert [times for *_, times in journal.history("bob", most=9)] == [10]
+        assert journal.history("nobody", most=9) == []
+        assert [each[0] for each in journal.history("ann", most=9, after=seqs[0])] == [seqs[1]]
+        assert [each[0] for each in journal.history("ann", most=9, until=seqs[0])] == [seqs[0], seqs[2]]
 
 
 def test_blocks_hold_every_event_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "BLOCK_ROWS", 3)
     with Journal(url) as journal:
-        journal.append([of(number) for number in range(6)])
+        journal.store([of(number) for number in range(6)])
         blocks = list(journal.events())
         assert [len(each) for each in blocks] == [3, 3]
         ids, seqs = (pa.chunked_array([each[name] for each in blocks]).to_pylist() for name in ("event_id", "seq"))
@@ -104,7 +101,7 @@ def test_writers_of_several_threads_lose_nothing_and_readers_skip_nothing(url: s
 
         def write(thread: int) -> None:
             for number in range(20):
-                assert journal.append([of(1_000 * thread + number)]) == ["accepted"]
+                assert journal.store([of(1_000 * thread + number)]) == ["accepted"]
 
         reader = threading.Thread(target=follow)
         writers = [threading.Thread(target=write, args=(thread,)) for thread in range(4)]
@@ -121,7 +118,7 @@ def test_writers_of_several_threads_lose_nothing_and_readers_skip_nothing(url: s
 def _append(url: str, first: int) -> None:
     with Journal(url) as journal:
         for number in range(first, first + 20):
-            assert journal.append([of(number)]) == ["accepted"]
+            assert journal.store([of(number)]) == ["accepted"]
 
 
 def test_writers_of_several_processes_take_turns(url: str) -> None:
@@ -140,13 +137,13 @@ def test_writers_of_several_processes_take_turns(url: str) -> None:
 def test_consumers_and_exposures(url: str) -> None:
     shown = Exposure("r1", "ann", 5, "shop", "0:abc", {"temperature": 1}, 7, ["a", "b"], 200, [0.5, 0.25])
     with Journal(url) as journal:
-        assert journal.position_of("updates") == 0
+        assert consumers_of(journal) == {}
         journal.advance("updates", 3)
         journal.advance("updates", 8)
-        assert journal.position_of("updates") == 8
-        journal.log_exposures([shown, replace(shown, request_id="r2", propensities=None)])
-        journal.log_exposures([replace(shown, items=["c"])])
-        journal.log_exposures([])
+        assert consumers_of(journal) == {"updates": 8}
+        journal.store((), [shown, replace(shown, request_id="r2", propensities=None)])
+        journal.store((), [replace(shown, items=["c"])])
+        journal.store((), [])
         (block,) = journal.exposures()
         assert block["items"].to_pylist() == ['["a", "b"]', '["a", "b"]']
         assert block["propensities"].to_pylist() == ["[0.5, 0.25]", None]
@@ -156,11 +153,11 @@ def test_events_of_a_forgotten_person_are_refused(url: str) -> None:
     with Journal(url) as journal:
         values = {"digest": journal.digest_of("ann"), "requested_at": 0}
         journal.write(lambda connection: connection.execute(sa.insert(tables.deletion).values(values)))
-        assert journal.append([EVENT, of(2, subject="bob")]) == ["forgotten", "accepted"]
+        assert journal.store([EVENT, of(2, subject="bob")]) == ["forgotten", "accepted"]
     with Journal(url) as journal:  # the key of the digests stays
-        assert journal.append([EVENT]) == ["forgotten"]
+        assert journal.store([EVENT]) == ["forgotten"]
         assert journal.newest_seq() > 0
-        assert [each.subject for each in journal.events_of(["ann", "bob"])] == ["bob"]
+        assert [name for block in journal.events() for name in block["subject"].to_pylist()] == ["bob"]
 
 
 def test_a_failed_change_leaves_nothing(url: str) -> None:
@@ -171,7 +168,7 @@ def test_a_failed_change_leaves_nothing(url: str) -> None:
     with Journal(url) as journal:
         with pytest.raises(RuntimeError):
             journal.write(fail)
-        assert journal.position_of("updates") == 0
+        assert consumers_of(journal) == {}
 
 
 @pytest.mark.parametrize(
@@ -227,7 +224,7 @@ def test_every_name_of_a_file_leads_to_one_lock(tmp_path: Path) -> None:
     (tmp_path / "link.db").symlink_to(tmp_path / "here" / "j.db")
     for name in ("here/j.db", "there/j.db", "link.db", "here/../here/j.db"):
         with Journal(f"sqlite:///{tmp_path}/{name}") as journal:
-            journal.append([EVENT])
+            journal.store([EVENT])
             assert journal.newest_seq() == 1
     assert sorted(each.relative_to(tmp_path).as_posix() for each in tmp_path.rglob("*.lock")) == ["here/j.db.lock"]
 
@@ -272,4 +269,4 @@ def test_paths_with_marks_of_a_uri(tmp_path: Path) -> None:
     folder = tmp_path / "a?b#c%20d"
     folder.mkdir()
     with Journal(f"sqlite:///{quote(str(folder))}/j.db") as journal:
-        assert journal.append([EVENT]) == ["accepted"]
+        assert journal.store([EVENT]) == ["accepted"]

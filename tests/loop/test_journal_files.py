@@ -179,9 +179,9 @@ def of_days(journal: Journal, days: Sequence[int]) -> None:
     for number, day in enumerate(days):
         time = day * DAY + 5
         context = '{"app": "web"}' if number == 0 else None
-        journal.append([Event(f"e{number}", "ann", "view", "7", 1.5, time - DAY, time, context=context)])
+        journal.store([Event(f"e{number}", "ann", "view", "7", 1.5, time - DAY, time, context=context)])
         shown = Exposure(f"r{number}", "ann", time, "m", "0:a", {}, 0, ["7", "8"], 9, [0.5, 0.25] if number else None)
-        journal.log_exposures([shown])
+        journal.store((), [shown])
 
 
 def test_days_of_receipt_are_folders_that_duckdb_reads(url: str, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_what_counts_as_lost_or_doubled(kills: Any, tmp_path: Path) -> None:
             Event(f"e{n}", "c0", "view", "i1", None, 1_700_000_000_000_000 + n // 2, 1_700_000_000_000_000)
             for n in range(4)
         ]
-        journal.append(rows)
+        journal.store(rows)
     clients = kills.Clients()
     clients.acknowledged = {("c0", 1_700_000_000_000_000 + n, "i1"): "accepted" for n in range(3)}
     found = kills.counted(url, clients)

@@ -70,7 +70,7 @@ def event(user: str, item: str | None, time: float, kind: str = "view", value: f
 
 def journal_of(url: str, *events: Event) -> Journal:
     made = Journal(url)
-    made.append(events)
+    made.store(events)
     return made
 
 
@@ -142,7 +142,7 @@ def test_a_history_as_of_an_earlier_event_is_what_an_answer_then_saw(shop: Predi
     with journal_of(url, event("ann", "i4", 80)) as journal:
         histories = Histories(journal, shop)
         then = histories.of(["ann"])
-        journal.append([event("ann", "i3", 70), event("bob", "i1", 90)])
+        journal.store([event("ann", "i3", 70), event("bob", "i1", 90)])
         now = histories.of(["ann"])
         again = histories.as_of(then.newest).of(["ann"])
     assert (lists(shop, then)[0], lists(shop, now)[0]) == (["i4"], ["i3", "i4"])

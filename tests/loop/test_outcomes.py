@@ -32,7 +32,8 @@ def journal(url: str) -> Iterator[Journal]:
         a, b, c = START + 10, START + 20, START + DAY_US
         assigned(opened, ("bob", "new", b), ("ann", "control", a), ("cleo", "control", c))
         assigned(opened, ("dan", "control", a), name="other")
-        opened.log_exposures(
+        opened.store(
+            (),
             [
                 answer("a0", "ann", a - DAY_US),  # the earliest moment of her past
                 answer("a-", "ann", a - DAY_US - 1),
@@ -40,9 +41,9 @@ def journal(url: str) -> Iterator[Journal]:
                 answer("a2", "ann", a + 5, [], milliseconds=30.0, error="timeout"),
                 answer("a3", "ann", a + DAY_US),  # after her window
                 answer("b1", "bob", b, milliseconds=True),
-            ]
+            ],
         )
-        opened.append(
+        opened.store(
             [
                 event("ann", a - DAY_US - 1),
                 event("ann", a - DAY_US, request_id="a0"),
@@ -131,12 +132,13 @@ def test_different_items_are_counted_in_equally_many_answers(url: str, monkeypat
     with Journal(url) as opened:
         rows = [(f"u{n}", ("control", "new")[n % 2], START + n) for n in range(40)]
         assigned(opened, *rows)
-        opened.log_exposures(
+        opened.store(
+            (),
             [
                 answer(f"{subject}.{place}", subject, at, ["i0"] if variant == "control" else [f"i{place}.{at}"])
                 for subject, variant, at in rows
                 for place in range(2)
-            ]
+            ],
         )
         found = read_outcomes(opened, experiment(), START + 2 * DAY_US)
         control, new = found.different_items
@@ -151,17 +153,18 @@ def test_clicks_on_interleaved_lists_belong_to_teams(url: str) -> None:
     found = experiment(interleave=True)
     with Journal(url) as opened:
         assigned(opened, ("ann", "interleaved", START), ("bob", "interleaved", START + 1))
-        opened.log_exposures(
+        opened.store(
+            (),
             [
                 answer("a", "ann", START, ["x", "y", "z"], teams=[0, 1, -1]),
                 answer("b", "bob", START + 1, ["x", "y"], teams="01"),
                 answer("c", "bob", START + 2, ["x", "y"]),
-            ]
+            ],
         )
         clicked = [("ann", "x", "a"), ("ann", "y", "a"), ("ann", "y", None), ("ann", "z", "a"), ("ann", "other", "a")]
         clicked += [("bob", "x", "b"), ("bob", "y", "c"), ("bob", "y", "a")]
-        opened.append([event(who, START + 5, item=item, request_id=asked) for who, item, asked in clicked])
-        opened.append([event("ann", START + 6, item="y", request_id="a")])
+        opened.store([event(who, START + 5, item=item, request_id=asked) for who, item, asked in clicked])
+        opened.store([event("ann", START + 6, item="y", request_id="a")])
         got = read_outcomes(opened, found, START + 2 * DAY_US)
         assert got.clicks is not None
         assert got.clicks.tolist() == [[1, 2], [0, 0]]

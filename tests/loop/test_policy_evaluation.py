@@ -19,9 +19,8 @@ from recspec.loop import (
     Journal,
     LoggedListSettings,
     evaluate_journal,
-    list_chances,
 )
-from tests.made_up_lists import MINUTE, POLICY, START, USERS, Shop, likes, simulated, values_of
+from tests.made_up_lists import MINUTE, POLICY, START, USERS, Shop, likes, list_chances, simulated, values_of
 
 
 @pytest.fixture
@@ -108,7 +107,7 @@ def test_a_model_answers_as_of_each_list(url, ease):
         for number in range(24):
             user = f"n{90 + number % 4}"
             act = Event(f"v{number}", user, "view", f"p{number % 24}", None, START + number, START + number)
-            journal.append([act])
+            journal.store([act])
             for _ in range(10):
                 shop.show(user)
         shop.store()
@@ -129,7 +128,7 @@ def test_a_logged_request_is_asked_again_with_its_filter(url, ease):
         assert "(240 lists to 30 users: 240 in effect" in report.described("off_policy")
         shop.show("c1", filter="price > 0")
         lost = Exposure(**{**values_of(shop.shown[-1]), "policy": {**POLICY.to_dict(), "request": {"filter": "red"}}})
-        journal.log_exposures([lost])
+        journal.store((), [lost])
         with pytest.raises(DataError, match=r"a logged request can't be answered: .*red"):
             evaluate_journal({"": ease}, journal, LoggedListSettings())
 
@@ -167,7 +166,7 @@ def test_what_is_left_out_is_told(url, ease):
             "1 answer left out: window still open",
         )
         shown = Event("i", "c1", "impression", None, None, START, START, shop.shown[0].request_id)
-        journal.append([replace(shown, subject=str(shop.shown[0].subject))])
+        journal.store([replace(shown, subject=str(shop.shown[0].subject))])
         with pytest.raises(DataError, match=r"the weights leave 1\.0 of 1 list in effect; at least 200 are needed"):
             evaluate_journal({"": ease}, journal, LoggedListSettings(), at=now)
 
@@ -179,7 +178,7 @@ def test_a_journal_without_drawn_lists_is_refused_with_the_reasons(url, ease):
         expected = "holds no list that was drawn by chance and shown; serve with --journal and --explore first"
         assert str(told.value) == f"{url}: {expected}"
         shop = simulated(journal, ease, 2)
-        journal.log_exposures([replace(each, policy={"name": "greedy"}) for each in shop.shown])
+        journal.store((), [replace(each, policy={"name": "greedy"}) for each in shop.shown])
         with pytest.raises(DataError, match="drawn by chance and shown; 2 answers left out: nothing drawn by chance"):
             evaluate_journal({"": ease}, journal, LoggedListSettings())
 

@@ -28,6 +28,7 @@ from recspec.inference import Predictor, build_pipeline
 from recspec.loop import Exposure, Journal, JournalSettings, Updater, read_events, updates
 from recspec.loop import journal as tables
 from recspec.loop.gate import Judgement
+from recspec.loop.upkeep import consumers_of
 from recspec.training import Learning
 from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events, written
 from tests.processes import Running
@@ -40,7 +41,7 @@ def sent(journal: Journal, rows: Sequence[Mapping[str, object]], received_at: in
     """Events in a journal, all accepted."""
     found = read_events(rows, received_at)
     assert not found.refused
-    assert {*journal.append(found.events)} == {"accepted"}
+    assert {*journal.store(found.events)} == {"accepted"}
 
 
 def as_events(table: pa.Table, kind: str = "view") -> list[dict[str, object]]:
@@ -93,7 +94,7 @@ def test_events_of_a_journal_become_a_version_that_has_passed_the_gate(journal: 
     spec = FeatureSpec.load(bundle.find(run))
     assert (spec.trained_to, spec.metadata["journal"]) == (72, journal.digest_of("")[:16])
     assert recorded(journal) == {0: "replaced", 1: "current"}
-    assert journal.position_of(f"update {run.resolve()}") == 72
+    assert consumers_of(journal) == {f"update {run.resolve()}": 72}
     again = updater(run, journal, gate=0).once()
     assert (again.version, again.trained_to) == (2, 90), "what judged a version is learned by the next"
     last = updater(run, journal).once()
@@ -285,7 +286,7 @@ def test_answers_become_labelled_rows_once_their_windows_are_closed(journal: Jou
         for each in answers
         if each.items[0] in ("i1", "i2")
     ]
-    journal.log_exposures(answers)
+    journal.store((), answers)
     for each in clicks:
         sent(journal, [each], round(float(str(each["time"])) * SECOND))
     closed = LATER + 60 * SECOND * 80  # the windows of the first 50 answers
@@ -472,7 +473,7 @@ with Journal(sys.argv[2]) as journal:
         last = updater(run, journal, gate=0, keep=2).once()
         assert (last.state, last.version, last.trained_to) == ("new version", answers + 1, 84)
         assert recorded(journal) == {**dict.fromkeys(range(answers + 1), "replaced"), last.version: "current"}
-        assert journal.position_of(f"update {run.resolve()}") == 84
+        assert consumers_of(journal) == {f"update {run.resolve()}": 84}
     held = pa.parquet.read_table(run / "updates" / f"{last.version:04d}" / "data" / "raw" / "events.parquet")
     assert held.num_rows == shop_events()[0].num_rows + 84, "each event once"
     assert sorted(each.name for each in (run / "updates").glob("[0-9]*")) == ["0001", "0002", "0003"]

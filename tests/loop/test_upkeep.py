@@ -29,8 +29,8 @@ def test_what_a_journal_holds(url: str) -> None:
     with Journal(url) as journal:
         found = summarize(journal)
         assert (found.newest_seq, found.newest_received_at, found.days, found.consumers) == (0, None, [], {})
-        journal.append([EVENT, of(2, type="buy"), of(3, received_at=DAY + 7)])
-        journal.log_exposures([SHOWN])
+        journal.store([EVENT, of(2, type="buy"), of(3, received_at=DAY + 7)])
+        journal.store((), [SHOWN])
         journal.advance("updates", 2)
         found = summarize(journal)
         assert found.days == [("1970-01-02", "view", 1), ("1970-01-01", "buy", 1), ("1970-01-01", "view", 1)]
@@ -41,25 +41,25 @@ def test_what_a_journal_holds(url: str) -> None:
 
 def test_a_whole_journal(url: str) -> None:
     with Journal(url) as journal:
-        journal.append([EVENT, of(2, type="impression", item=None, request_id="r1"), of(3, request_id="gone")])
-        journal.log_exposures([SHOWN, replace(SHOWN, request_id="r2", propensities=None)])
+        journal.store([EVENT, of(2, type="impression", item=None, request_id="r1"), of(3, request_id="gone")])
+        journal.store((), [SHOWN, replace(SHOWN, request_id="r2", propensities=None)])
         found = verify_journal(journal)
         assert (found.events, found.exposures, found.unknown_requests) == (3, 2, 1)
 
 
 def test_a_journal_is_whole_after_somebody_was_forgotten(url: str, tmp_path: Path) -> None:
     with Journal(url) as journal:
-        journal.append([EVENT, of(2, subject="ben"), of(3, subject="eve")])
+        journal.store([EVENT, of(2, subject="ben"), of(3, subject="eve")])
         forget("ann", tmp_path, journal)
-        assert journal.append([of(4), of(5, subject="ben")]) == ["forgotten", "accepted"]
+        assert journal.store([of(4), of(5, subject="ben")]) == ["forgotten", "accepted"]
         assert verify_journal(journal).events == 3
 
 
 def test_every_problem_is_named(url: str) -> None:
     exposed, held = tables.exposure, tables.event
     with Journal(url) as journal:
-        journal.append([of(number) for number in range(1, 31)])
-        journal.log_exposures([replace(SHOWN, request_id=f"r{number}") for number in range(5)])
+        journal.store([of(number) for number in range(1, 31)])
+        journal.store((), [replace(SHOWN, request_id=f"r{number}") for number in range(5)])
         journal.advance("updates", 99)
         change(journal, sa.insert(tables.deletion).values(digest=journal.digest_of("ann"), requested_at=0))
         change(journal, sa.update(held).where(held.c.event_id == "e1").values(occurred_at=-1, context="[1]", item=None))
@@ -87,7 +87,7 @@ def test_every_problem_is_named(url: str) -> None:
 def test_a_damaged_file_is_found(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("damaged") / "j.db"
     with Journal(f"sqlite:///{path}") as journal:
-        journal.append([of(number) for number in range(2_000)])
+        journal.store([of(number) for number in range(2_000)])
     content = bytearray(path.read_bytes())
     content[-3_000:-1_000] = b"\xff" * 2_000
     path.write_bytes(content)
@@ -100,10 +100,10 @@ def test_old_days_go_and_their_numbers_stay(url: str, monkeypatch: pytest.Monkey
     today = now_us() // DAY
     with Journal(url) as journal:
         old = [of(number, received_at=(today - 9) * DAY + number) for number in range(5)]
-        journal.append(
+        journal.store(
             [*old, of(5, received_at=(today - 9) * DAY, type="buy", value=None), of(6, received_at=today * DAY)]
         )
-        journal.log_exposures([SHOWN, replace(SHOWN, request_id="r2", served_at=today * DAY)])
+        journal.store((), [SHOWN, replace(SHOWN, request_id="r2", served_at=today * DAY)])
         assert prune_journal(journal) == prune_journal(journal, events_days=9, exposures_days=30_000)
         assert prune_journal(journal) == prune_journal(journal, events_days=10**30, exposures_days=10**12)
         done = prune_journal(journal, exposures_days=90)
@@ -125,10 +125,10 @@ def test_old_days_go_and_their_numbers_stay(url: str, monkeypatch: pytest.Monkey
 
 def test_a_journal_whose_events_are_all_pruned_is_whole(url: str) -> None:
     with Journal(url) as journal:
-        journal.append([EVENT, of(2)])
-        journal.log_exposures([replace(SHOWN, history_seq=2, served_at=now_us())])
+        journal.store([EVENT, of(2)])
+        journal.store((), [replace(SHOWN, history_seq=2, served_at=now_us())])
         journal.advance("updates", 2)
         assert prune_journal(journal, events_days=1).events == 2
         assert verify_journal(journal).events == 0
-        journal.append([of(3)])
+        journal.store([of(3)])
         assert journal.newest_seq() == 3

@@ -41,9 +41,10 @@ from recspec.data.prepare.raw_rows import Reading
 from recspec.data.prepare.spark_backend import SparkBackend, _parts
 from recspec.data.prepare.splits import by_time
 from recspec.data.prepare.text_files import ROW, ColumnType, JsonFile, TextFile
-from recspec.datasets import DATASETS, write_movielens_like
+from recspec.datasets import DATASETS
 from tests import made_up_amazon, made_up_criteo, made_up_outbrain
 from tests.dataset_cases import ADULT, CASES, MOVIES, TABLE_COLUMNS, Case, bytes_of, run, write_latest
+from tests.made_up_films import write_movielens_like
 from tests.prepare.same_rows import same_dataset
 from tests.prepare.small_tables import connect, read
 from tests.prepare.test_duckdb_backend import COLUMNS, MALFORMED, OBJECTS, READ_OBJECTS, written

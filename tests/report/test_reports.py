@@ -5,6 +5,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from recspec.evaluation import EvaluateSettings, evaluate, save
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
 from recspec.report import write_report
-from recspec.report.measured import Users, main_metric, pairs_of
+from recspec.report.measured import Answer, Users, pairs_of
 from recspec.report.page import macro
 from recspec.report.run_facts import Shown, read_runs
 from recspec.report.run_page import as_set
@@ -308,12 +309,10 @@ def test_ranges_of_activity_hold_all_users_and_their_mean_gains() -> None:
 # --- names and mistakes ---
 
 
-def test_the_main_metric_is_the_one_that_chose_the_model_or_the_usual_one() -> None:
-    held = {"rows": {"log_loss": 1.0, "auc": 0.5}, "full": {"hit_rate@10": 0.1, "ndcg@10": 0.2}}
-    assert main_metric(held, "rows/log_loss") == ("rows", "log_loss")
-    assert main_metric(held, "rows/other") == ("full", "ndcg@10")
-    assert main_metric({"rows": held["rows"]}) == ("rows", "auc")
-    assert main_metric({}) is None
+def test_the_main_metric_is_the_usual_one() -> None:
+    held = {"rows": {"log_loss": 1.0, "auc": 0.5}, "full": {"hit_rate@10": 0.1, "ndcg@10": 0.2}, "sampled": {}}
+    saved: Any = SimpleNamespace(metrics=held)
+    assert [Answer(saved, protocol).main for protocol in held] == ["auc", "ndcg@10", ""]
 
 
 def test_runs_of_the_same_name_are_told_apart(evaluated: tuple[Path, Path], tmp_path: Path) -> None:

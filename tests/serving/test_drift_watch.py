@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(tmp_path: Path) -> str:
     where = f"sqlite:///{tmp_path / 'journal.db'}"
     with Journal(where) as journal:
-        journal.append(as_events(rows(500, 1, price=1.0), now_us()))
+        journal.store(as_events(rows(500, 1, price=1.0), now_us()))
     return where
 
 

@@ -16,7 +16,7 @@ from recspec.bundle.checkpoint import read_tensors
 from recspec.data.encoding.encoders import Encoders
 from recspec.data.prepare import PrepareContext
 from recspec.data.storage import Ragged, open_split
-from recspec.datasets import DATASETS, write_movielens_like
+from recspec.datasets import DATASETS
 from recspec.evaluation import evaluate
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
@@ -29,6 +29,7 @@ from recspec.training.product_rates import ProductRates
 from recspec.training.settings import TrainSettings
 from tests import made_up
 from tests.known_users import informed
+from tests.made_up_films import write_movielens_like
 from tests.model_cases import MODEL_CASES, TRAINED_BY_STEPS
 from tests.processes import recspec_on_two
 

@@ -332,10 +332,9 @@ def _kept(
 
 
 def _write(out: Path, text: str) -> None:
-    from recspec.base.files import whole_file
+    from recspec.base.files import write_whole
 
     try:
-        with whole_file(out) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_whole(out, text)
     except OSError as error:
         raise DataError(f"{out}: the table could not be written: {of_the_machine(error) or error}") from None

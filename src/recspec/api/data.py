@@ -59,8 +59,8 @@ class Data(Viewed):
         file = self.spec.folder / PREPARE_FILE
         record = read_json(file) if file.is_file() else {}
         found = record.get("summary") if isinstance(record, dict) else None
-        found = found if isinstance(found, dict) else self.spec.metadata.get("summary")
-        return dict(found) if isinstance(found, dict) else {}
+        found = found if isinstance(found, dict) else self.spec.summary
+        return dict(found)
 
     def __fspath__(self) -> str:
         return str(self.path)

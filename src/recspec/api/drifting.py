@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json as json_text
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recspec.api.data import opened
-from recspec.api.experiments import moment_of
+from recspec.api.experiments import moment_of, moment_text
 from recspec.api.frames import chosen_kind, from_table, table_of
 from recspec.api.verb_checks import Place, path_or_none, verb
 from recspec.api.views import Section, View, Viewed
@@ -37,7 +36,7 @@ class Drift(Viewed):
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, as `recspec drift --json` prints them; times are ISO 8601."""
         found = self.report.to_dict()
-        return {**found, **{name: _moment(found[name]) for name in ("since", "until")}}
+        return {**found, **{name: moment_text(found[name]) for name in ("since", "until")}}
 
     def to_frame(self, kind: str | None = None) -> Any:
         """One row a distribution: `name`, `kind`, `before`, `now`, `psi`, `limit`, `distance`, `unknown`,
@@ -76,7 +75,7 @@ class Drift(Viewed):
             interval = f"{found.low:.3f} to {found.high:.3f}"
             cells = (found.rows, f"{found.predicted:.4f}", f"{found.observed:.4f}", f"{found.ratio:.3f}", interval)
             sections.append(Section("calibration", names, [(*cells, "drifted" if found.flagged else "")]))
-        window = f"{_moment(report.since)} to {_moment(report.until)}"
+        window = f"{moment_text(report.since)} to {moment_text(report.until)}"
         compared = bool(report.shifts) or report.calibration is not None
         told = "nothing has drifted" if compared else "nothing can be compared; the notes say why"
         told = f"drifted: {', '.join(report.flagged)}" if report.flagged else told
@@ -94,10 +93,6 @@ SHARES = {
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
-
-
-def _moment(micros: int) -> str:
-    return datetime.fromtimestamp(micros / 1e6, UTC).isoformat(timespec="seconds")
 
 
 @verb
@@ -134,7 +129,7 @@ def drift(
     """
     require_extra("sqlalchemy", "loop")
     from recspec.base import config
-    from recspec.base.files import whole_file
+    from recspec.base.files import write_whole
     from recspec.inference import Predictor
     from recspec.loop import DriftReference, DriftSettings, Journal, measure_drift, now_us
 
@@ -146,6 +141,5 @@ def drift(
         report = measure_drift(predictor, DriftReference.of(predictor, spec), source, moment, settings)
     found = Drift(Path(run), report, path_or_none(out))
     if found.file is not None:
-        with whole_file(found.file) as temporary:
-            temporary.write_text(json_text.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_whole(found.file, json_text.dumps(found.to_dict(), indent=2) + "\n")
     return found

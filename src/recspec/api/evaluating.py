@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from recspec.api.data import Data, opened
 from recspec.api.frames import Kind, chosen_kind, from_table, table_of
@@ -239,15 +240,19 @@ def evaluate(
         "split": split, "protocol": protocol, "label": label, "baselines": baselines, "users": users, "known": known,
         "cold": cold, "repeats": repeats, "slice": slice, "diversity": diversity, "allow_outside": allow_outside,
     }  # fmt: skip
-    _check_source(data, journal, {"journal": own, "data": of_data})
-    if journal is not None:
-        own |= {"ks": tuple(dict.fromkeys(several(k))) or None, **({"draws": bootstrap} if bootstrap else {})}
-        return _from_journal(run, journal, against, own, device=device, verify=verify, progress=progress)
-    assert data is not None
+    ks = tuple(dict.fromkeys(several(k))) or None
+    names = dict.fromkeys(os.fspath(each) for each in several(against))
+    how = _How([os.fspath(run), *names], device, verify, progress)
+    if data is None or journal is not None:
+        if data is not None or journal is None:
+            expected = "a dataset or a journal" if data is None else "one of data and journal"
+            raise SettingsError(f"evaluate: expected {expected}")
+        _refuse(of_data, "used with data alone")
+        return _from_journal(journal, {**own, "ks": ks, **({"draws": bootstrap} if bootstrap else {})}, how)
+    _refuse(own, "used with journal alone")
     if _is_of_events(data):
-        _check_event_options({**of_data, "bootstrap": bootstrap})
-        ks = tuple(dict.fromkeys(several(k))) or None
-        return _from_events(run, data, against, ks, device=device, verify=verify, progress=progress)
+        _refuse({**of_data, "bootstrap": bootstrap}, "used with a prepared dataset, not with a file of events")
+        return _from_events(data, ks, how)
     from recspec.base import config
     from recspec.bundle import folder as bundle
     from recspec.evaluation import EvaluateSettings, save
@@ -259,7 +264,7 @@ def evaluate(
     spec = prepared.spec
     asked: dict[str, object] = {
         "label": label,
-        "ks": tuple(dict.fromkeys(several(k))) or None,
+        "ks": ks,
         "users": users,
         "diversity": diversity,
         "bootstrap": bootstrap,
@@ -271,7 +276,6 @@ def evaluate(
     chosen = config.build(EvaluateSettings, "evaluate", asked)
     with join(device) as ranks:
         trained = bundle.load(Path(run), ranks=ranks, verify=verify)
-        names = dict.fromkeys(os.fspath(each) for each in several(against))
         with stages(progress if ranks.is_first else False) as show:
             others = {name: bundle.load(name, ranks=ranks, verify=verify) for name in names}
             report = run_evaluation(
@@ -310,93 +314,68 @@ def _is_of_events(data: Data | Place) -> bool:
     return not isinstance(data, Data) and Path(data).suffix in endings and not Path(data).is_dir()
 
 
-def _check_event_options(given: Mapping[str, object]) -> None:
-    """Refuse options of prepared datasets."""
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    """Refuse options that were given, as their source is not used."""
     usual = inspect.signature(evaluate).parameters
-    if strange := [name for name, value in given.items() if value != usual[name].default]:
-        raise SettingsError(f"evaluate: {listed(strange)}: used with a prepared dataset, not with a file of events")
+    if strange := [name for name, value in options.items() if value != usual[name].default]:
+        raise SettingsError(f"evaluate: {listed(strange)}: {why}")
 
 
-def _from_events(
-    run: Place,
-    file: Place,
-    against: Place | Sequence[Place] | None,
-    ks: tuple[int, ...] | None,
-    *,
-    device: str,
-    verify: bool,
-    progress: bool | Stages | None,
-) -> EvaluationResult:
+@dataclass(frozen=True)
+class _How:
+    """Runs, the first of which is compared with the others, and how they are opened."""
+
+    names: Sequence[str]
+    device: str
+    verify: bool
+    progress: bool | Stages | None
+
+    def measure(self, measure: Callable[[dict[str, Predictor], Stages], Mapping[str, Report]]) -> EvaluationResult:
+        """The first report, after each was kept with its run."""
+        from recspec.evaluation import save
+        from recspec.inference import Predictor
+
+        with stages(self.progress) as show:
+            runs = {name: Predictor.open(name, device=self.device, verify=self.verify) for name in self.names}
+            reports = measure(runs, show)
+        kept = {name: save(report, runs[name].bundle, runs[name].spec) for name, report in reports.items()}
+        why_not = [f"{name}: {each.why_not}" for name, each in kept.items() if each.why_not]
+        first = next(iter(reports))
+        return EvaluationResult(
+            reports[first],
+            runs[first].bundle.card.model,
+            file=kept[first].file,
+            files=[each.file for each in kept.values() if each.file is not None],
+            why_not_kept="; ".join(why_not),
+        )
+
+
+def _from_events(file: Place, ks: tuple[int, ...] | None, how: _How) -> EvaluationResult:
     """How well the lists or probabilities of runs fit newer events."""
     from recspec.base import config
     from recspec.base.stores import fetched, url_text
     from recspec.evaluation import EvaluateSettings
-    from recspec.inference import Predictor
     from recspec.loop import evaluate_events
     from recspec.training import dataset_of
 
     config.build(EvaluateSettings, "evaluate", {"ks": ks})  # refuses numbers below 1
     place = fetched(str(file), "data") if url_text(file) else Path(file)
-    names = dict.fromkeys(os.fspath(each) for each in (run, *several(against)))
-    with stages(progress) as show:
-        runs = {name: Predictor.open(name, device=device, verify=verify) for name in names}
+
+    def measure(runs: dict[str, Predictor], show: Stages) -> Mapping[str, Report]:
         datasets = {name: dataset_of(each.bundle.folder, None) for name, each in runs.items()}
-        reports = evaluate_events(runs, datasets, place, ks, progress=show)
-    return _kept(reports, runs)
+        return evaluate_events(runs, datasets, place, ks, progress=show)
+
+    return how.measure(measure)
 
 
-def _check_source(
-    data: Place | None, journal: str | None, options: Mapping[Literal["data", "journal"], Mapping[str, object]]
-) -> None:
-    """Refuse both sources or none, and options of the one that is not used."""
-    if (data is None) == (journal is None):
-        raise SettingsError(
-            f"evaluate: expected {'a dataset or a journal' if data is None else 'one of data and journal'}"
-        )
-    unused: Literal["data", "journal"] = "journal" if journal is None else "data"
-    usual = inspect.signature(evaluate).parameters
-    if strange := [name for name, value in options[unused].items() if value != usual[name].default]:
-        raise SettingsError(f"evaluate: {listed(strange)}: used with {unused} alone")
-
-
-def _from_journal(
-    run: Place,
-    journal: str,
-    against: Place | Sequence[Place] | None,
-    asked: Mapping[str, object],
-    *,
-    device: str,
-    verify: bool,
-    progress: bool | Stages | None,
-) -> EvaluationResult:
+def _from_journal(url: str, asked: Mapping[str, object], how: _How) -> EvaluationResult:
     """What the lists of runs would earn, estimated from what a journal's lists earned."""
     from recspec.base import config
-    from recspec.inference import Predictor
     from recspec.loop import Journal, LoggedListSettings, evaluate_journal
 
     settings = config.build(LoggedListSettings, "evaluate", asked)
-    names = dict.fromkeys(os.fspath(each) for each in (run, *several(against)))
-    with stages(progress) as show, Journal(journal, read_only=True) as opened_journal:
-        runs = {name: Predictor.open(name, device=device, verify=verify) for name in names}
-        reports = evaluate_journal(runs, opened_journal, settings, progress=show)
-    return _kept(reports, runs)
-
-
-def _kept(reports: Mapping[str, Report], runs: Mapping[str, Predictor]) -> EvaluationResult:
-    """The first report, after each was kept with its run."""
-    from recspec.evaluation import save
-
-    kept = {name: save(report, runs[name].bundle, runs[name].spec) for name, report in reports.items()}
-    why_not = [f"{name}: {each.why_not}" for name, each in kept.items() if each.why_not]
-    first = next(iter(reports))
-    files = [each.file for each in kept.values() if each.file is not None]
-    return EvaluationResult(
-        reports[first],
-        runs[first].bundle.card.model,
-        file=kept[first].file,
-        files=files,
-        why_not_kept="; ".join(why_not),
-    )
+    with Journal(url, read_only=True) as journal:
+        return how.measure(lambda runs, show: evaluate_journal(runs, journal, settings, progress=show))
 
 
 @verb

@@ -60,11 +60,12 @@ class ExperimentResult(Viewed):
         sections = [Section("users", ("variant", "entered", "with a closed window"), users)]
         pair = (report.variants[0], "variant's")
         if report.metrics:
-            columns = ("metric", "variant", *pair, *EFFECT, self._welch, "variance left")
+            welch = "Welch, at this look alone" if report.is_over else "Welch, not valid yet"
+            columns = ("metric", "variant", *pair, *EFFECT, welch, "variance left")
             rows: list[Sequence[object]] = []
             for each in report.metrics:
-                left, welch = f"{100 * each.variance_left:.0f} %", f"p {each.effect.fixed_p:.3g}"
-                rows.append((each.name, each.variant, *_figures(each), *_cells(each.effect), welch, left))
+                ends = f"p {each.effect.fixed_p:.3g}", f"{100 * each.variance_left:.0f} %"
+                rows.append((each.name, each.variant, *_figures(each), *_cells(each.effect), *ends))
             sections.append(Section("metrics", columns, rows))
         if report.guardrails:
             rows = []
@@ -79,10 +80,6 @@ class ExperimentResult(Viewed):
             sections.append(Section("preference", told, [(*counts, *_cells(found.effect), f"{found.p_sign:.3g}")]))
         remarks = [f"note: {each}" for each in report.notes]
         return View(f"experiment {report.name}", sections, [report.verdict], remarks=remarks)
-
-    @property
-    def _welch(self) -> str:
-        return "Welch, at this look alone" if self.report.is_over else "Welch, not valid yet"
 
 
 EFFECT = ("difference", "at any look", "p at any look")
@@ -139,6 +136,11 @@ def moment_of(text: str) -> int:
     except ValueError:
         raise SettingsError(f"--at {text[:80]!r}: expected ISO 8601, such as 2026-12-01 or 2026-12-01T09:00Z") from None
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000_000)
+
+
+def moment_text(micros: int) -> str:
+    """A time in microseconds since 1970 as ISO 8601."""
+    return datetime.fromtimestamp(micros / 1e6, UTC).isoformat(timespec="seconds")
 
 
 class ExperimentList(Viewed):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, date, datetime
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+from recspec.api.experiments import moment_text
 from recspec.api.progress import Stages, stages
 from recspec.api.verb_checks import Place, one_of, several, verb
 from recspec.api.views import Section, View, Viewed, figures
@@ -61,7 +62,7 @@ class JournalView(Viewed):
     def view(self) -> View:
         """Tables of these."""
         found = self.found
-        newest = "none" if found.newest_received_at is None else _moment(found.newest_received_at)
+        newest = "none" if found.newest_received_at is None else moment_text(found.newest_received_at)
         told = {"newest event": newest, "its number": found.newest_seq, "size in bytes": found.size_bytes}
         told |= {f"{name}s": count for name, count in found.rows.items()}
         told |= {"pruned events": found.pruned} if found.pruned else {}
@@ -248,7 +249,3 @@ def _day(name: str, text: str | None) -> date | None:
         return date.fromisoformat(text)
     except ValueError:
         raise SettingsError(f"{name}: found {text[:40]!r}; expected a day such as 2026-11-28") from None
-
-
-def _moment(micros: int) -> str:
-    return datetime.fromtimestamp(micros / 1e6, UTC).isoformat(timespec="seconds")

@@ -317,8 +317,7 @@ class Model(Viewed):
             problems.append("out: names users; without a user, leave it out")
         if journal is not None and (in_shards or wanted.is_anonymous):
             problems.append("journal: goes with users, in a frame or in one file")
-        if problems:
-            raise SettingsError.of("recommend", problems)
+        SettingsError.refuse("recommend", problems)
         how = _shards("recommend", out, workers, engine, shard_size)
         with _reading(journal, self.predictor) as live:
             if out is not None:
@@ -721,8 +720,7 @@ def _shards(verb: str, out: Place | None, workers: int, engine: str, shard_size:
         return How(engine, workers, shard_size or SHARD_SIZE)  # type: ignore[arg-type]  # checked when the job begins
     given = {"workers": workers != 1, "engine": engine != "local", "shard_size": shard_size is not None}
     problems = [f"{name}: goes with out FOLDER, a name without an ending" for name, there in given.items() if there]
-    if problems:
-        raise SettingsError.of(verb, problems)
+    SettingsError.refuse(verb, problems)
     return None
 
 

@@ -198,7 +198,7 @@ def _train_seeds(
     Raises:
         SettingsError: if the folder is a run, or its seeds were trained with other settings or on other data.
     """
-    from recspec.base.files import PathError, read_json, whole_file
+    from recspec.base.files import PathError, read_json, write_whole
     from recspec.bundle import DataRecord
     from recspec.training import has_checkpoint
 
@@ -216,8 +216,7 @@ def _train_seeds(
             problems = [f"{name}: {shown(given[name])}; before: {shown(before.get(name))}" for name in other]
             hint = "repeat that call, name another folder, or replace the runs with --force"
             raise SettingsError.of(f"{folder}: its seeds were trained otherwise; {hint}", problems)
-    with whole_file(file) as temporary:
-        temporary.write_text(json.dumps(given, indent=2) + "\n", encoding="utf-8")
+    write_whole(file, json.dumps(given, indent=2) + "\n")
     runs = [folder / f"seed-{seed}" for seed in seeds]
     for seed, run in zip(seeds, runs, strict=True):
         is_done = (run / "bundle" / "bundle.json").is_file()

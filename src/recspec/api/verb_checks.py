@@ -115,8 +115,7 @@ def _check_ranges(where: str, values: Mapping[str, object]) -> None:
         if isinstance(value, (int, float)) and not (least <= value and (most is None or value <= most)):
             expected = f"{least} or more" if most is None else f"{least} to {most}"
             problems.append(f"{name} is {value}; expected {expected}")
-    if problems:
-        raise SettingsError.of(where, problems)
+    SettingsError.refuse(where, problems)
 
 
 def _check_texts(where: str, values: Mapping[str, object]) -> None:
@@ -126,8 +125,7 @@ def _check_texts(where: str, values: Mapping[str, object]) -> None:
         for text in several(value) if isinstance(value, (str, list, tuple)) else ():
             if isinstance(text, str) and (problem := _no_text(text)):
                 problems.append(f"{name}: {shortened(ascii(text))} {problem}")
-    if problems:
-        raise SettingsError.of(where, problems)
+    SettingsError.refuse(where, problems)
 
 
 def _no_text(text: str) -> str:
@@ -211,8 +209,7 @@ def settings_of(model: str, recipe: Place | None, values: Mapping[str, object]) 
             made.append(config.mark_all_set(built) if recipe is not None else built)
         except SettingsError as error:
             problems += error.problems
-    if problems:
-        raise SettingsError.of(where, problems)
+    SettingsError.refuse(where, problems)
     model_settings, train_settings = cast("Settings", made[0]), cast("TrainSettings", made[1])
     require_mlflow(train_settings.mlflow)
     return model_settings, train_settings

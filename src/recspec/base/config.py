@@ -113,8 +113,7 @@ def load_recipe(path: str | Path) -> Recipe:
     for name in ("settings", "train"):
         if not isinstance(data.get(name) or {}, dict):
             problems.append(f"section '{name}' holds {data[name]!r}; expected settings, one `name: value` a line")
-    if problems:
-        raise SettingsError.of(f"recipe {file}", problems)
+    SettingsError.refuse(f"recipe {file}", problems)
     return Recipe(data.get("model"), data.get("settings") or {}, data.get("train") or {}, data.get("about"))
 
 
@@ -142,8 +141,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
             values[name.strip()] = _read_value(text.strip()) if text.strip() or not text else text  # a tab is a value
         except ValueError as error:
             problems.append(f"'{shortened(assignment)}': the value is {str(error).removeprefix('line 1, ')}")
-    if problems:
-        raise SettingsError.of("--set", problems)
+    SettingsError.refuse("--set", problems)
     return values
 
 
@@ -233,8 +231,7 @@ def assign(values: Mapping[str, object], sections: Mapping[str, type[BaseModel]]
         else:
             listing = "`recspec datasets`" if "prepare" in sections else "`recspec models`"
             problems.append(f"unknown setting '{name}'{_hint(name, sections)}; see {listing}")
-    if problems:
-        raise SettingsError.of("--set", problems)
+    SettingsError.refuse("--set", problems)
     return sorted_values
 
 
@@ -391,3 +388,8 @@ def duration_in(text: str, setting: str, *, dated: bool) -> float:
             f"setting '{setting}': is {text}, but the times of the rows are no dates; give a number in the same units"
         )
     return float(found[1]) * UNITS.get(found[2], 1)
+
+
+def micros_in(text: str) -> int:
+    """A duration in microseconds."""
+    return round(duration_in(text, "", dated=True) * 1_000_000)

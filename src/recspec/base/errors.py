@@ -36,6 +36,12 @@ class RecspecError(Exception):
         lines = "".join(f"\n  - {problem}" for problem in unique)
         return cls(f"{where}: {len(unique)} problems{lines}", unique)
 
+    @classmethod
+    def refuse(cls, where: str, problems: Iterable[str]) -> None:
+        """Raise `of` the problems, if there are any."""
+        if problems := [*problems]:
+            raise cls.of(where, problems)
+
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in place of a traceback, which says nothing about a user's mistake."""
         return [f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]

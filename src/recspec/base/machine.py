@@ -196,7 +196,9 @@ def pin(mode: str, local_rank: int = 0, local_world_size: int = 1) -> tuple[int,
     if mode != "disabled" and not hasattr(os, "sched_setaffinity"):
         raise SettingsError(f"affinity '{mode}': {platform.system()} can't keep a process on cores; take disabled")
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    chosen = cores_of(mode, local_rank, local_world_size, allowed, {core: _siblings(core) for core in allowed})
+    threads = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    siblings = {core: parse_cores(_read(threads.format(core))) or (core,) for core in allowed}
+    chosen = cores_of(mode, local_rank, local_world_size, allowed, siblings)
     if chosen is None:
         return None
     tasks = Path("/proc/self/task")
@@ -204,10 +206,6 @@ def pin(mode: str, local_rank: int = 0, local_world_size: int = 1) -> tuple[int,
         with suppress(ProcessLookupError):  # it has ended since it was listed
             os.sched_setaffinity(thread, chosen)
     return chosen
-
-
-def _siblings(core: int) -> tuple[int, ...]:
-    return parse_cores(_read(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")) or (core,)
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

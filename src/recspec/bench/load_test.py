@@ -125,8 +125,7 @@ def run_load_test(
     wrong = [f"concurrency {count}: expected 1 or more" for count in concurrency if count < 1]
     wrong += [f"rows {rows}: expected 1 or more"] if rows < 1 else []
     wrong += ["no concurrency; give --concurrency 1,2"] if not concurrency else []
-    if wrong:
-        raise SettingsError.of("bench serve", wrong)
+    SettingsError.refuse("bench serve", wrong)
     name = model or _only_model(server)
     call = infer_call(server, name, rows)
     return {

@@ -6,9 +6,3 @@ from recspec.bundle.checkpoint import Checkpoint
 from recspec.bundle.folder import Bundle, Card, Seen, find_export
 from recspec.bundle.run_record import DataRecord, RunRecord, data_digest, meaning_digest
 from recspec.bundle.tree_ranker import TreeRanker
-
-__all__ = [
-    "MOST_MEMBERS", "Blend", "Bundle", "Card", "Checkpoint", "DataRecord", "Form", "Member", "PipelineCard",
-    "RetrieverCard", "RunRecord", "Seen", "TreeRanker", "as_part", "blend_of", "cards", "checkpoint", "data_digest",
-    "find_export", "folder", "meaning_digest", "run_record", "versions",
-]  # fmt: skip

@@ -117,8 +117,7 @@ def load_latest(folder: Path, rows: RowsWanted | None = None) -> tuple[Checkpoin
             return load(path, rows), notes
         except CheckpointError as error:
             notes.append(f"{error}; using the one before it")
-    if notes:
-        raise CheckpointError.of(f"{folder}: no checkpoint can be read", notes)
+    CheckpointError.refuse(f"{folder}: no checkpoint can be read", notes)
     raise CheckpointError(f"{folder}: no checkpoint to resume from; start the run without --resume")
 
 

@@ -358,8 +358,7 @@ def _read_spec(folder: Path) -> FeatureSpec:
         spec = FeatureSpec.load(folder)
     except PathError as error:
         raise BundleError(f"{folder}: {error}") from None
-    if problems := companion_problems(spec):
-        raise BundleError.of(str(folder), problems)
+    BundleError.refuse(str(folder), companion_problems(spec))
     return spec
 
 
@@ -375,8 +374,7 @@ def _seen(tensors: Mapping[str, Tensor], spec: FeatureSpec, file: Path) -> Seen:
         for name, tensor in tensors.items()
         if tensor.dim() != 1 or tensor.dtype not in kinds[name]
     ]
-    if problems:
-        raise BundleError.of(str(file), problems)
+    BundleError.refuse(str(file), problems)
     seen = Seen(**tensors)
     users, items = spec.num_ids(spec.user_id), spec.num_ids(spec.item_id)
     if seen.num_users != users:
@@ -390,8 +388,7 @@ def _seen(tensors: Mapping[str, Tensor], spec: FeatureSpec, file: Path) -> Seen:
     ]
     if len(seen.counts) != items or bool((seen.counts < 0).any()):
         problems.append(f"'counts' holds {len(seen.counts)} numbers; expected {items}, one for each item, 0 or more")
-    if problems:
-        raise BundleError.of(str(file), problems)
+    BundleError.refuse(str(file), problems)
     return seen
 
 
@@ -420,8 +417,7 @@ def _events(tensors: Mapping[str, Tensor], spec: FeatureSpec, file: Path) -> Use
             for name, each in tensors.items()
             if each.is_floating_point() and not bool(each.isfinite().all())
         ]
-    if problems:
-        raise BundleError.of(str(file), problems)
+    BundleError.refuse(str(file), problems)
     return UserEvents(**{name: each.numpy() for name, each in tensors.items()})
 
 
@@ -451,7 +447,6 @@ def _assign(model: Model, weights: Mapping[str, Tensor], folder: Path) -> None:
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             bad = int((~tensor.isfinite()).sum())
             problems.append(f"weight '{name}' holds {bad:,} numbers that are not finite")
-    if problems:
-        raise BundleError.of(str(folder / "weights.safetensors"), problems)
+    BundleError.refuse(str(folder / "weights.safetensors"), problems)
     model.load_state_dict(weights, assign=True)
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())), "a model hides a tensor"

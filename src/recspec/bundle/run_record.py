@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from recspec import __version__
 from recspec.base import machine
 from recspec.base.errors import BundleError, SpecError
-from recspec.base.files import PathError, confined, read_json, whole_file
+from recspec.base.files import write_whole
 from recspec.base.stores import shown
 from recspec.bundle import cards
-from recspec.data.storage import PREPARE_FILE
+from recspec.data.storage import preparation
 from recspec.feature_spec import FeatureSpec
 
 FILE_NAME = "run.json"
@@ -88,8 +88,7 @@ class RunRecord(BaseModel):
 
     def write(self, folder: Path) -> Self:
         """Write it into a run's folder."""
-        with whole_file(folder / FILE_NAME) as temporary:
-            temporary.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        write_whole(folder / FILE_NAME, self.model_dump_json(indent=2) + "\n")
         return self
 
     def finish(self, folder: Path, seconds: float) -> Self:
@@ -205,7 +204,13 @@ def data_digest(spec: FeatureSpec) -> str:
 
     A dataset that recspec did not prepare is identified by the sizes of its files and their first and last bytes.
     """
-    return _sha256([meaning_digest(spec), _preparation(spec) or dict(_chunks(spec))])
+    return _sha256(
+        [
+            meaning_digest(spec),
+            {name: of for name, of in preparation(spec.folder).items() if name not in NOT_OF_THE_DATA}
+            or dict(_chunks(spec)),
+        ]
+    )
 
 
 def _companions(spec: FeatureSpec) -> Iterator[tuple[str, str]]:
@@ -216,15 +221,6 @@ def _companions(spec: FeatureSpec) -> Iterator[tuple[str, str]]:
             if file.is_file():
                 with file.open("rb") as stream:
                     yield str(file.relative_to(spec.folder)), hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _preparation(spec: FeatureSpec) -> dict[str, object]:
-    """What `prepare.json` says about the data; nothing if there is none, or a damaged one."""
-    try:
-        found = read_json(confined(spec.folder, PREPARE_FILE))
-    except PathError:
-        return {}
-    return {name: of for name, of in found.items() if name not in NOT_OF_THE_DATA} if isinstance(found, dict) else {}
 
 
 def _chunks(spec: FeatureSpec) -> Iterator[tuple[str, object]]:

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field
 
 from recspec.base.errors import DataError
-from recspec.base.files import PathError, confine, confined, locked_inside, removed, whole_file
+from recspec.base.files import PathError, confine, confined, locked_inside, removed, write_whole
 from recspec.bundle import cards
 
 UPDATES = "updates"
@@ -83,8 +83,7 @@ def _changing(run: Path) -> Iterator[Current]:
 
 
 def _write(run: Path, current: Current) -> Current:
-    with whole_file(run / UPDATES / CURRENT) as temporary:
-        temporary.write_text(current.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    write_whole(run / UPDATES / CURRENT, current.model_dump_json(indent=2) + "\n")
     return current
 
 

@@ -1,7 +1,3 @@
 """The command line: what `recspec --help` lists."""
 
 from recspec.cli.app import main
-
-__all__ = [
-    "main",
-]  # fmt: skip

@@ -201,11 +201,6 @@ def update(call: Call, *, json: bool = False) -> None:
         print_json(updated.to_dict())
 
 
-def catalogue(call: Call, *, json: bool = False) -> None:
-    """Print what changed, and the items that are blocked or wait."""
-    _print_view_or_json(call(), json)
-
-
 def blend(call: Call, *, json: bool = False) -> None:
     """Print the weights, and what the blend reached."""
     model = call()
@@ -283,11 +278,6 @@ def report(call: Call) -> None:
     out.print(str(made.path), soft_wrap=True)
 
 
-def experiment_check(call: Call, *, json: bool = False) -> None:
-    """Print the experiments of a file."""
-    _print_view_or_json(call(), json)
-
-
 def experiment_report(call: Call, *, json: bool = False) -> None:
     """Print figures and the verdict."""
     result = call()
@@ -353,8 +343,7 @@ def recommend(
         problems.append("--all needs --out FILE.csv, .jsonl or .parquet, or --out FOLDER")
     if user and users:
         problems.append("--user and --users: give one of them")
-    if problems:
-        raise SettingsError.of("recommend", problems)
+    SettingsError.refuse("recommend", problems)
     asked = Call(call.verb, {**call.values, "users": user or users, "context": given})
     if call["out"] is not None:
         asked(tell=err.print)

@@ -11,7 +11,6 @@ from recspec.base.config import Settings
 from recspec.data.prepare import PrepareContext, Prepared
 from recspec.datasets import adult, amazon, criteo, movielens, ncf, outbrain, synthetic, table
 from recspec.datasets.made_up_shop import write_shop
-from recspec.datasets.synthetic import write_movielens_like
 from recspec.datasets.table_growth import Grown, RawEvents, append_events, read_new_events
 from recspec.datasets.table_rows import EVENTS, GROWTH_FILE
 from recspec.datasets.table_settings import Words
@@ -49,5 +48,5 @@ DATASETS: Mapping[str, Dataset] = MappingProxyType({
 
 __all__ = [
     "DATASETS", "EVENTS", "GROWTH_FILE", "Dataset", "Grown", "RawEvents", "Words", "append_events", "read_new_events",
-    "write_movielens_like", "write_shop",
+    "write_shop",
 ]  # fmt: skip

@@ -175,8 +175,7 @@ def _write_clean(raw: Path, path: Path, notes: Notes) -> int:
             missing.update(column for column, value in zip(LAYOUT, values, strict=True) if value == MISSING)
             told = ("" if value == MISSING else value for value in values)
             clean.write(",".join((name, str(label), *told)) + "\n")
-    if problems:
-        raise DataError.of(str(raw), problems)
+    DataError.refuse(str(raw), problems)
     notes.dropped.append("column 'fnlwgt': it is a weight of the row and describes no person")
     notes.changed += [
         f"{count:,} values '{MISSING}' of column '{name}' count as missing" for name, count in missing.items()

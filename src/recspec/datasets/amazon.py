@@ -343,8 +343,7 @@ def _published_names(spec: FeatureSpec) -> dict[str, str]:
             names[f"{prefix}{name}"] = f"item_feat_{place}_{suffix}"
             if f"{prefix}{name}" not in spec.features:
                 problems.append(f"item feature '{name}' has no '{prefix}{name}'; found {listed(histories)}")
-    if problems:
-        raise SpecError.of("the published records", problems)
+    SpecError.refuse("the published records", problems)
     return names
 
 
@@ -458,8 +457,7 @@ def _in_recspecs_words(spec: FeatureSpec) -> FeatureSpec:
     Id 0 is padding, which no cardinality counts. The i-th target, history and negative history share their ids.
     """
     problems = [f"channel '{name}' is missing or empty" for name in CHANNELS if not spec.channels.get(name)]
-    if problems:
-        raise SpecError.of(f"{spec.folder}: no dataset of the published layout", problems)
+    SpecError.refuse(f"{spec.folder}: no dataset of the published layout", problems)
     targets = spec.channels["target_item_features"]
     pairs: list[tuple[str, str]] = []
     for channel in ("positive_history", "negative_history"):
@@ -480,8 +478,7 @@ def _in_recspecs_words(spec: FeatureSpec) -> FeatureSpec:
             )
         if feature.padding is not None or feature.vocabulary is not None:
             problems.append(f"'{name}' declares padding or a vocabulary, so recspec wrote it; use `recspec transcode`")
-    if problems:
-        raise SpecError.of(f"{spec.folder}: the published layout", problems)
+    SpecError.refuse(f"{spec.folder}: the published layout", problems)
     features, shared = {}, dict(pairs)
     for name, feature in spec.features.items():
         ids = feature.cardinality

@@ -25,7 +25,7 @@ from ibis.expr.types import Table
 from numpy.typing import NDArray
 
 from recspec.base.errors import DataError, listed
-from recspec.base.files import whole_file
+from recspec.base.files import whole_file, write_whole
 from recspec.base.prefetch import prefetched
 from recspec.data.encoding import (
     ENCODERS_FILE,
@@ -214,11 +214,6 @@ def _notes(summary: Mapping[str, Any], settings: Settings) -> dict[str, object]:
     return notes.summary()
 
 
-def _numbered_from(first: int, table: Table) -> Table:
-    """The staged rows of a file, whose numbers begin at 0, numbered from `first`."""
-    return table.mutate(**{ROW: table[ROW] + first}) if first else table  # Ibis writes each query in less time
-
-
 @dataclass(frozen=True)
 class _Rows:
     """The staged rows of all files, numbered over all of them."""
@@ -314,7 +309,8 @@ class _Stages:
         ranges = sorted(criteo_files.split_ranges(self.files, counts, self.settings), key=lambda found: found.start)
         rows = _Rows(
             [
-                (_numbered_from(end - count, table), end - count, end)
+                # numbered from 0 in each file; Ibis writes a query without a sum in less time
+                (table.mutate(**{ROW: table[ROW] + end - count}) if end > count else table, end - count, end)
                 for table, count, end in zip(staged, counts, accumulate(counts), strict=True)
             ],
             ranges,
@@ -546,8 +542,7 @@ def _write_vocabulary(batches: Iterator[pa.RecordBatch], place: Path) -> None:
 def _once(place: Path, find: Callable[[], object]) -> Any:
     """The result of `find`, from this run or an earlier one."""
     if not place.exists():
-        with whole_file(place) as temporary:
-            temporary.write_text(json.dumps(find()), encoding="utf-8")
+        write_whole(place, json.dumps(find()))
     return json.loads(place.read_text(encoding="utf-8"))
 
 

@@ -140,8 +140,7 @@ def find_days(raw: Path, settings: Settings) -> list[RawFile]:
             raise DataError(f"{raw}: expected train.txt, or day_0 to day_23, each plain or .gz; found {listed(names)}")
         return find_days(raw / kaggle[0], settings)
     problems = [f"{listed(twice)} are one day; keep one of them" for twice in found.values() if len(twice) > 1]
-    if problems:
-        raise DataError.of(str(raw), problems)
+    DataError.refuse(str(raw), problems)
     missing = settings.given_days - set(found)
     if missing:
         raise SettingsError(f"{raw}: no file of days {_numbers_of(missing)}; found days {_numbers_of(found)}")

@@ -89,8 +89,7 @@ def _recognise(raw: Path) -> _Files:
     if not prefixes:
         raise DataError(f"{raw}: holds none of the NCF paper's files; found {listed(names[:12])}, expected {expected}")
     missing = [f"{p}.{s} is missing" for p in prefixes for s in SUFFIXES if f"{p}.{s}" not in names]
-    if missing:
-        raise DataError.of(str(raw), missing)
+    DataError.refuse(str(raw), missing)
     if len(prefixes) > 1:
         raise DataError(f"{raw}: holds files of {listed(prefixes)}; put each into a folder of its own")
     return _Files(*(raw / f"{prefixes[0]}.{suffix}" for suffix in SUFFIXES))
@@ -168,14 +167,12 @@ NEGATIVE = re.compile(r"[0-9]{1,18}")
 def _candidates(files: _Files, test: pa.Table) -> pa.Table:
     """Listed negatives of each test row: columns user_id, item_id (the positive) and negatives."""
     users, items = test.column(USER).to_numpy(), test.column(ITEM).to_numpy()
-    if problems := list(islice(_repeated(users), PROBLEMS_SHOWN)):
-        raise DataError.of(str(files.test), problems)
+    DataError.refuse(str(files.test), list(islice(_repeated(users), PROBLEMS_SHOWN)))
     lines = [line.rstrip("\r\n") for _, line in lines_of(TextFile(files.negative, {}))]
     while lines and not lines[-1]:
         lines.pop()
     width = len(lines[0].split("\t")) - 1 if lines else 0
-    if problems := list(islice(_line_problems(lines, users, items, width), PROBLEMS_SHOWN)):
-        raise DataError.of(str(files.negative), problems)
+    DataError.refuse(str(files.negative), list(islice(_line_problems(lines, users, items, width), PROBLEMS_SHOWN)))
     numbers = np.fromstring("\t".join(line.split("\t", 1)[1] for line in lines), np.int64, sep="\t")
     lists = pa.ListArray.from_arrays(pa.array(np.arange(len(lines) + 1, dtype=np.int32) * width), pa.array(numbers))
     return pa.table({USER: users, ITEM: items, "negatives": lists})

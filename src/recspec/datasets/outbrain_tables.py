@@ -126,8 +126,7 @@ def check_tables(backend: Backend, tables: Mapping[str, Table], files: Mapping[s
         first = fetch(backend, both.order_by("display_id").limit(5)).column("display_id").to_pylist()
         if first:
             problems.append(f"{files['clicks_test']}: displays {first} stand in clicks_train.csv too; expected others")
-    if problems:
-        raise DataError.of("Outbrain's tables", problems)
+    DataError.refuse("Outbrain's tables", problems)
 
 
 def each_ad_once(backend: Backend, labelled: Table, notes: Notes) -> tuple[Table, int]:
@@ -180,8 +179,7 @@ def recognise(raw: Path, names: Sequence[str]) -> dict[str, Place]:
             problems.append(f"{name}.csv stands in several places: {where}; name the folder you mean")
         else:
             problems.append(f"{name}.csv is missing, and {name}.csv.zip too{nearest(f'{name}.csv', others)}")
-    if problems:
-        raise DataError.of(f"{raw}: not Outbrain's tables", problems)
+    DataError.refuse(f"{raw}: not Outbrain's tables", problems)
     return places
 
 

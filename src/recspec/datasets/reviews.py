@@ -293,8 +293,7 @@ def _entries(path: Path, wanted: Mapping[str, int], progress: Progress) -> Itera
         else:
             if is_wanted:
                 yield entry
-    if problems:
-        raise DataError.of(str(path), problems)
+    DataError.refuse(str(path), problems)
 
 
 _MALFORMED = (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError)

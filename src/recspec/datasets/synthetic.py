@@ -1,8 +1,8 @@
-"""Made-up data, for first runs and tests without a download: rows whose best possible score is known, raw files."""
+"""Made-up data, for first runs and tests without a download: rows whose best possible score is known."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -38,6 +38,16 @@ from recspec.metrics import measures as metrics
 
 NAME = "synthetic"
 Ids = NDArray[np.int64]
+FIRST_WORDS: Sequence[str] = """
+Silent Golden Broken Hidden Crimson Distant Electric Forgotten Last Burning Quiet Winter Midnight Paper Velvet Hollow
+Northern Savage Gentle Iron Lonely Scarlet Second Sleeping Stolen Summer Tangled Wandering Wild Wooden Empty Endless
+Fallen First Frozen Glass Infinite Little Lost Painted
+""".split()
+SECOND_WORDS: Sequence[str] = """
+Harbor River Garden Empire Promise Letters Mountain Station Circus Orchard Shadow Kingdom Voyage Witness Bridge Island
+Carnival Detective Lighthouse Machine Melody Mirror Morning Neighbor Ocean Palace Planet Road Season Secret Soldier
+Stranger Teacher Thief Tiger Tower Treasure Valley Window Wolf
+""".split()
 
 
 class Settings(HistorySettings):
@@ -127,7 +137,7 @@ def _draw_clicks(settings: Settings, rng: Generator) -> tuple[pa.Table, pa.Table
     tag_texts = np.array(["|".join(f"tag{tag:02d}" for tag in own) for own in tags])
     genders = np.array(["f", "m"])[gender]
     users = pa.table({"user_id": user_ids, "age": age, "gender": genders})
-    items = pa.table({"item_id": item_ids, "price": price, "tags": tag_texts, "title": _titles(num_items, rng)})
+    items = pa.table({"item_id": item_ids, "price": price, "tags": tag_texts, "title": made_up_titles(num_items, rng)})
     rows = pa.table(
         {
             "user_id": user_ids[user],
@@ -167,7 +177,9 @@ def _make_interactions(backend: Backend, folder: Path, settings: Settings, progr
     file = folder / "work" / "rows.parquet"
     pq.write_table(_take_in_order(preference, settings, rng), file)
     table = backend.read_parquet([file], row=True)
-    items = pa.table({"item_id": np.arange(1, settings.num_items + 1), "title": _titles(settings.num_items, rng)})
+    items = pa.table(
+        {"item_id": np.arange(1, settings.num_items + 1), "title": made_up_titles(settings.num_items, rng)}
+    )
     rows = splits.leave_one_out(table, by=USER, order=(TIMESTAMP, ROW))
     source = Source(dataset=NAME, rows=rows, items=Catalogue(items, "item_id", (), {"title": "title"}))
     spec = interactions.write(
@@ -197,7 +209,7 @@ def _take_in_order(preference: NDArray[np.float64], settings: Settings, rng: Gen
     Sorting by preference plus Gumbel noise does so (Gumbel-top-k). The best ranking is by preference.
     """
     num_users, num_items = preference.shape
-    counts = _ratings_per_user(num_users, num_items, min(settings.num_rows, num_users * (num_items // 2)), rng)
+    counts = ratings_per_user(num_users, num_items, min(settings.num_rows, num_users * (num_items // 2)), rng)
     order = np.argsort(-(preference + rng.gumbel(size=preference.shape)), axis=1)
     user = np.repeat(np.arange(num_users), counts)
     place = np.arange(len(user)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -222,108 +234,8 @@ def _with_best(spec: FeatureSpec, best: Callable[[FeatureSpec, str], dict[str, f
     return spec.replace(metadata={**spec.metadata, "summary": {**summary, "best_possible": scores}})
 
 
-# --- raw files in the layout of MovieLens ----------------------------------------------------------------------------
-
-GENRES: Sequence[str] = """
-Action Adventure Animation Children Comedy Crime Documentary Drama Fantasy Film-Noir Horror Musical Mystery Romance
-Sci-Fi Thriller War Western
-""".split()
-FIRST_WORDS: Sequence[str] = """
-Silent Golden Broken Hidden Crimson Distant Electric Forgotten Last Burning Quiet Winter Midnight Paper Velvet Hollow
-Northern Savage Gentle Iron Lonely Scarlet Second Sleeping Stolen Summer Tangled Wandering Wild Wooden Empty Endless
-Fallen First Frozen Glass Infinite Little Lost Painted
-""".split()
-SECOND_WORDS: Sequence[str] = """
-Harbor River Garden Empire Promise Letters Mountain Station Circus Orchard Shadow Kingdom Voyage Witness Bridge Island
-Carnival Detective Lighthouse Machine Melody Mirror Morning Neighbor Ocean Palace Planet Road Season Secret Soldier
-Stranger Teacher Thief Tiger Tower Treasure Valley Window Wolf
-""".split()
-MOST_STRANDS = 4  # finer tastes inside a genre, where there are enough items
-ITEMS_PER_STRAND = 40  # least number of items of a strand; users who rate 70 items must not run out of items they like
-FAVOURITES = 3  # number of genres that a user rates most
-SECONDS_PER_DAY = 86_400
-FIRST_DAY, LAST_DAY = 9_500, 17_000  # first and last day on which users join, since 1970: 1996 to 2016
-
-
-def write_movielens_like(
-    folder: Path, *, num_users: int, num_items: int, num_ratings: int, seed: int = 0, ratings_per_block: int = 1_000_000
-) -> None:
-    """Write `ratings.csv` and `movies.csv` in the layout of MovieLens 20M/25M, with made-up titles.
-
-    Each user has a few favourite genres and a favourite strand in each. Popularity of items and activity of users
-    follow power laws. So popularity is a fair model, and a model that finds the tastes is much better. Memory holds one
-    block of ratings at a time. Equal arguments give equal bytes.
-
-    Args:
-        num_users: Each rates at least min(20, ratings per user) items and at most half of them.
-        num_ratings: Exact number of rows.
-    """
-    if num_users < 1 or num_items < 2 or not num_users <= num_ratings <= num_users * (num_items // 2):
-        raise ValueError(
-            f"can't spread {num_ratings} ratings over {num_users} users: each rates 1 to half of the {num_items} items"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    catalogue = _Catalogue(num_items, seed)
-    catalogue.write(folder / "movies.csv")
-    counts = _ratings_per_user(num_users, num_items, num_ratings, np.random.default_rng((seed, 1)))
-    schema = pa.schema(
-        [("userId", pa.int64()), ("movieId", pa.int64()), ("rating", pa.string()), ("timestamp", pa.int64())]
-    )
-    options = pa.csv.WriteOptions(quoting_style="none", quoting_header="none")
-    with pa.csv.CSVWriter(folder / "ratings.csv", schema, write_options=options) as writer:
-        for number, (start, stop) in enumerate(_blocks(counts, ratings_per_block)):
-            rng = np.random.default_rng((seed, 2, number))
-            writer.write(pa.table(_rate(catalogue, start, counts[start:stop], rng), schema=schema))
-
-
-class _Catalogue:
-    """Items; the strands of all genres are numbered together: genre * strands + strand."""
-
-    def __init__(self, num_items: int, seed: int) -> None:
-        rng = np.random.default_rng((seed, 0))
-        self.num_items = num_items
-        self.strands = int(np.clip(num_items // (len(GENRES) * ITEMS_PER_STRAND), 1, MOST_STRANDS))
-        self.movie_ids = np.sort(rng.choice(np.arange(1, 3 * num_items + 1), num_items, replace=False))
-        self.genre_share = (np.arange(len(GENRES)) + 2.0) ** -0.8
-        self.genre_share = rng.permutation(self.genre_share / self.genre_share.sum())
-        self.strand = rng.permutation(np.arange(num_items) % (len(GENRES) * self.strands))
-        self.popularity = rng.permutation((np.arange(num_items) + 1 + num_items / 100) ** -1.0)
-        self.quality = rng.normal(0, 0.4, num_items) + 0.15 * np.log(self.popularity / self.popularity.mean())
-        self.titles = _titles(num_items, rng)
-        self.second_genre = rng.integers(0, len(GENRES), num_items)
-        self.draw_any = _drawer(np.zeros(num_items, np.int64), self.popularity)
-        self.draw = _drawer(self.strand, self.popularity)
-
-    def write(self, path: Path) -> None:
-        genre = self.strand // self.strands
-        pairs = zip(genre.tolist(), self.second_genre.tolist(), strict=True)
-        names = ["|".join(sorted({GENRES[genre] for genre in pair})) for pair in pairs]
-        table = pa.table({"movieId": self.movie_ids, "title": self.titles, "genres": names})
-        pa.csv.write_csv(table, path, pa.csv.WriteOptions(quoting_style="needed", quoting_header="none"))
-
-
-def _drawer(group: Ids, weight: NDArray[np.float64]) -> Callable[[Ids, Generator], Ids]:
-    """A function that draws a member of each given group by weight, or of the next group if one is empty.
-
-    The cumulative weights of each group are raised by its number, so one binary search draws from any mix of groups.
-    """
-    order = np.argsort(group, kind="stable")
-    sorted_group, sorted_weight = group[order], weight[order]
-    total = np.bincount(sorted_group, sorted_weight)
-    before = (np.cumsum(total) - total)[sorted_group]
-    share = (np.cumsum(sorted_weight) - before) / total[sorted_group]
-    cumulative = sorted_group + np.clip(share, 0.0, 1.0)
-    groups = np.unique(sorted_group)
-
-    def draw(wanted: Ids, rng: Generator) -> Ids:
-        place = np.minimum(np.searchsorted(groups, wanted), len(groups) - 1)
-        found = np.searchsorted(cumulative, groups[place] + rng.random(len(wanted)), side="left")
-        return np.asarray(order[np.minimum(found, len(order) - 1)], np.int64)
-
-    return draw
-
-
-def _titles(items: int, rng: Generator) -> list[str]:
+def made_up_titles(items: int, rng: Generator) -> list[str]:
+    """Titles of films, each with a year."""
     patterns = ("The {} {}", "{} {}", "A {} {}", "Return to the {} {}", "Beyond the {} {}", "My {} {}")
     base = [pattern.format(first, second) for pattern in patterns for second in SECOND_WORDS for first in FIRST_WORDS]
     picked = rng.permutation(len(base))
@@ -332,7 +244,7 @@ def _titles(items: int, rng: Generator) -> list[str]:
     return [f"{base[picked[i % len(base)]]}{parts[i // len(base)]} ({years[i]})" for i in range(items)]
 
 
-def _ratings_per_user(users: int, items: int, ratings: int, rng: Generator) -> Ids:
+def ratings_per_user(users: int, items: int, ratings: int, rng: Generator) -> Ids:
     """The number of items that each user rates: heavy-tailed, at most half of the items, summing to `ratings`."""
     least, most = min(20, ratings // users, items // 2), items // 2
     weight = rng.lognormal(0.0, 1.1, users)
@@ -344,78 +256,3 @@ def _ratings_per_user(users: int, items: int, ratings: int, rng: Generator) -> I
             more[:left] = 1
         counts[open_users] = np.minimum(counts[open_users] + more, most)
     return counts
-
-
-def _blocks(counts: Ids, rows: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of users with about `rows` rows each, at least one user in each."""
-    ends = np.cumsum(counts)
-    start = 0
-    while start < len(counts):
-        before = ends[start - 1] if start else 0
-        stop = max(int(np.searchsorted(ends, before + rows, side="right")), start + 1)
-        yield start, stop
-        start = stop
-
-
-def _rate(catalogue: _Catalogue, first_user: int, counts: Ids, rng: Generator) -> dict[str, Ids | pa.Array]:
-    """The ratings of consecutive users, sorted by user and movie as MovieLens sorts them."""
-    genres = rng.choice(len(GENRES), (len(counts), FAVOURITES), p=catalogue.genre_share)
-    tastes = genres * catalogue.strands + rng.integers(0, catalogue.strands, genres.shape)
-    user, item = _distinct_items(catalogue, tastes, counts, rng)
-    liked = (catalogue.strand[item][:, None] == tastes[user]).any(axis=1)
-    stars = 3.1 + 0.8 * liked + catalogue.quality[item] + rng.normal(0, 0.7, len(item))
-    half_stars = np.clip(np.rint(stars * 2), 1, 10).astype(np.int64)
-    order = np.lexsort((item, user))
-    return {
-        "userId": (first_user + 1 + user)[order],
-        "movieId": catalogue.movie_ids[item][order],
-        "rating": pa.array([f"{half / 2}" for half in range(11)]).take(pa.array(half_stars[order])),
-        "timestamp": _timestamps(user, counts, rng)[order],
-    }
-
-
-def _distinct_items(catalogue: _Catalogue, tastes: Ids, counts: Ids, rng: Generator) -> tuple[Ids, Ids]:
-    """Draw `counts` distinct items of each user, in random order; rows are grouped by user."""
-    num_items = catalogue.num_items
-    keys = np.empty(0, np.int64)
-    missing, attempt = counts, 0
-    while missing.any():
-        user = np.repeat(np.arange(len(counts)), missing + missing // 3 + 1)
-        item = _drawn_by_taste(catalogue, tastes, user, rng)
-        # Users who run out of favourites take more and more of any items, so the loop ends.
-        anything = rng.random(len(user)) < min(0.05 * attempt, 0.5)
-        item[anything] = rng.integers(0, num_items, int(anything.sum()))
-        drawn = np.concatenate([keys, user * num_items + item])
-        _, first = np.unique(drawn, return_index=True)
-        drawn = drawn[np.sort(first)]
-        drawn = drawn[np.argsort(drawn // num_items, kind="stable")]
-        user = drawn // num_items
-        starts = np.searchsorted(user, np.arange(len(counts)))
-        keys = drawn[np.arange(len(drawn)) - starts[user] < counts[user]]
-        missing, attempt = counts - np.bincount(keys // num_items, minlength=len(counts)), attempt + 1
-    # Late draws are atypical; the shuffle spreads them, because the last item of a user is held out for test.
-    keys = rng.permutation(keys)
-    keys = keys[np.argsort(keys // num_items, kind="stable")]
-    return keys // num_items, keys % num_items
-
-
-def _drawn_by_taste(catalogue: _Catalogue, tastes: Ids, user: Ids, rng: Generator) -> Ids:
-    """Draw an item per row: of a favourite strand (65 %), elsewhere in its genre (15 %), or a popular one (20 %)."""
-    which = np.minimum(rng.geometric(0.5, len(user)) - 1, FAVOURITES - 1)
-    strand = tastes[user, which]
-    kind = rng.random(len(user))
-    elsewhere = strand // catalogue.strands * catalogue.strands + rng.integers(0, catalogue.strands, len(user))
-    item = catalogue.draw(np.where(kind < 0.15, elsewhere, strand), rng)
-    popular = kind > 0.8
-    item[popular] = catalogue.draw_any(np.zeros(int(popular.sum()), np.int64), rng)
-    return item
-
-
-def _timestamps(user: Ids, counts: Ids, rng: Generator) -> Ids:
-    """Seconds since 1970: users rate in sittings, with seconds between ratings and days between sittings."""
-    joined = rng.integers(FIRST_DAY, LAST_DAY, len(counts)) * SECONDS_PER_DAY
-    gap = rng.exponential(20.0, len(user))
-    gap += np.where(rng.random(len(user)) < 0.02, rng.exponential(10.0 * SECONDS_PER_DAY, len(user)), 0.0)
-    elapsed = np.cumsum(gap)
-    since_first = elapsed - elapsed[np.cumsum(counts) - counts][user]
-    return np.asarray(joined[user] + since_first, np.int64)

@@ -138,8 +138,7 @@ def plan_features(tables: Tables, raw: Path) -> FeaturePlan:
             if name not in settings.features
         ]
     crosses = _crosses([*chain(*found.values())], settings, tables, problems)
-    if problems:
-        raise SettingsError.of(f"{raw}: settings", problems)
+    SettingsError.refuse(f"{raw}: settings", problems)
     return FeaturePlan(found, crosses, places)
 
 

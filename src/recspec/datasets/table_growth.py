@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 import recspec
 from recspec.base.errors import DataError, how_many, listed, nearest, shortened
-from recspec.base.files import PathError, confined, read_json, special
+from recspec.base.files import PathError, confined, special
 from recspec.data.encoding import TRUTH, Encoders
 from recspec.data.prepare import (
     DESCRIBES,
@@ -65,7 +65,7 @@ from recspec.data.prepare import (
     time_range,
     typed,
 )
-from recspec.data.storage import PREPARE_FILE, open_split
+from recspec.data.storage import PREPARE_FILE, open_split, preparation
 from recspec.datasets.id_turnover import retire, waiting
 from recspec.datasets.table import roles_of
 from recspec.datasets.table_features import OURS, FeaturePlan, Tables, plan_features
@@ -519,30 +519,17 @@ def _finished(base: FeatureSpec, spec: FeatureSpec, metadata: Mapping[str, objec
     )
     if now != then or spec.channels != base.channels:
         raise DataError(f"{base.folder / GROWTH_FILE}: other features than the dataset's; prepare it again")
-    old, own = (_mapping(each.metadata.get("summary")) for each in (base, spec))
+    old, own = base.summary, spec.summary
     updates = old.get("updates")
     summary = {**old, **own, "updates": 1 + (updates if isinstance(updates, int) else 0)}
     spec.replace(metadata={**base.metadata, **spec.metadata, **metadata, "summary": summary}).save(spec.folder)
     return FeatureSpec.load(spec.folder)
 
 
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
-
-
 def _inputs(base: FeatureSpec) -> list[dict[str, object]]:
     """The raw files that a dataset was made from."""
-    found = _recorded(base).get("inputs")
+    found = preparation(base.folder).get("inputs")
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
-def _recorded(base: FeatureSpec) -> dict[str, object]:
-    """What `prepare.json` says; nothing if it can't be read."""
-    try:
-        found = read_json(confined(base.folder, PREPARE_FILE))
-    except PathError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _record(
@@ -554,7 +541,7 @@ def _record(
 ) -> None:
     """Write `prepare.json`."""
     record = {
-        **_recorded(base),
+        **preparation(base.folder),
         "inputs": [*_inputs(base), *inputs],
         "recspec": recspec.__version__,
         "grown_from": str(base.folder.resolve()),

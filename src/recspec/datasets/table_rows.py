@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recspec.base.config import duration_in
 from recspec.base.errors import DataError, SettingsError, how_many, listed, problems_in
-from recspec.base.files import PathError, confined, read_json, whole_file
+from recspec.base.files import PathError, confined, read_json, write_whole
 from recspec.data.prepare import (
     CUTS,
     FILE_SPLIT,
@@ -566,8 +566,7 @@ class GrowthRules(BaseModel):
 
     def save(self, folder: Path) -> None:
         """Write `growth.json` into a dataset's folder."""
-        with whole_file(folder / GROWTH_FILE) as temporary:
-            temporary.write_text(self.model_dump_json(indent=2, exclude_unset=True) + "\n", encoding="utf-8")
+        write_whole(folder / GROWTH_FILE, self.model_dump_json(indent=2, exclude_unset=True) + "\n")
 
     @classmethod
     def load(cls, base: FeatureSpec) -> GrowthRules:
@@ -589,8 +588,7 @@ class GrowthRules(BaseModel):
 
 def _why_none(base: FeatureSpec) -> str:
     """Why a dataset has no `growth.json`, and what to do."""
-    summary, dataset = base.metadata.get("summary"), base.metadata.get("dataset")
-    order = summary.get("order") if isinstance(summary, Mapping) else None
+    order, dataset = base.summary.get("order"), base.metadata.get("dataset")
     if isinstance(order, str) and order.startswith("random"):
         return (
             "its file is sorted by item and has no times, so its rows are in a random order, in which later rows "

@@ -142,23 +142,14 @@ def p_of_flips(differences: Values, draws: int, seed: int = 0) -> float:
 
 
 def p_of_t(mean: float, standard_error: float, degrees: float) -> float:
-    """Two-sided p-value of Student's t = mean / standard error; NaN without degrees of freedom.
+    """Two-sided p-value of Student's t = mean / standard error; NaN without degrees of freedom."""
+    from scipy.special import stdtr
 
-    P(|T| > t) is the integral of cos^(n - 1) from atan(t / sqrt n) to pi/2, divided by that from 0; n the degrees.
-    """
     if degrees < 1 or math.isnan(standard_error):
         return float("nan")
     if standard_error == 0:
         return 1.0 if mean == 0 else 0.0
-    t = abs(mean) / standard_error
-    if degrees > 1_000:  # the normal distribution, to within 1e-3 of the value
-        return math.erfc(t / math.sqrt(2))
-
-    def area(start: float) -> float:
-        angle = np.linspace(start, math.pi / 2, 20_001)
-        return float(np.trapezoid(np.cos(angle).clip(min=0) ** (degrees - 1), angle))
-
-    return min(1.0, area(math.atan(t / math.sqrt(degrees))) / area(0.0))
+    return 2 * float(stdtr(degrees, -abs(mean) / standard_error))
 
 
 def favours(name: str, comparison: Comparison) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.base.errors import DataError, SpecError
-from recspec.data.storage import Column, Ragged, SplitReader, offsets_of, open_split, ragged_range, read_seen
+from recspec.base.errors import DataError
+from recspec.data.storage import Column, Ragged, SplitReader, offsets_of, open_split, ragged_range, read_seen, scalar
 from recspec.feature_spec import FeatureSpec
 from recspec.models import Ids, Interactions, ItemModel, UserEvents
 
@@ -168,7 +168,7 @@ def _of_somebody(spec: FeatureSpec, users: Ids, items: Ids) -> NDArray[np.bool_]
 
 def history_of_items(spec: FeatureSpec) -> str | None:
     """The history feature of item ids, if there is one."""
-    item = id_feature(spec, "item")
+    item = spec.id_of("item")
     lists = [n for n in spec.role("history") if spec.features[n].is_list and spec.features[n].is_categorical]
     if item is None or not lists:
         return None
@@ -206,7 +206,7 @@ class Rows:
 def read_rows(spec: FeatureSpec, split: str) -> Rows:
     """Labels and ids of every row of a split."""
     leak = spec.metadata.get("leak")  # names the feature that flags rows whose labels are known from elsewhere
-    wanted = (spec.label, group_of(spec, split), id_feature(spec, "user"), id_feature(spec, "item"), leak)
+    wanted = (spec.label, group_of(spec, split), spec.id_of("user"), spec.id_of("item"), leak)
     held = spec.columns(split)
     names = tuple(dict.fromkeys(name for name in wanted if isinstance(name, str) and name in held))
     reader = open_split(spec, split, names)
@@ -224,7 +224,7 @@ def read_rows(spec: FeatureSpec, split: str) -> Rows:
 
 def group_of(spec: FeatureSpec, split: str) -> str | None:
     """The feature that groups a split's rows, if the split holds one."""
-    group = spec.group if spec.group is not None else id_feature(spec, "user")
+    group = spec.group if spec.group is not None else spec.id_of("user")
     return group if group in spec.columns(split) else None
 
 
@@ -238,21 +238,7 @@ def _as_flags(values: NDArray[np.generic], start: int, spec: FeatureSpec, split:
     return values.astype(bool)
 
 
-def id_feature(spec: FeatureSpec, role: Literal["user", "item"]) -> str | None:
-    """The feature that identifies users or items, if there is one."""
-    try:
-        return spec.user_id if role == "user" else spec.item_id
-    except SpecError:
-        return None
-
-
 def blocks(reader: SplitReader) -> Iterator[tuple[int, Mapping[str, Column]]]:
     """Every row in order: the number of a block's first row, and the block."""
     for start, stop in pairwise(reader.blocks(ROWS_PER_BLOCK).tolist()):
         yield start, reader.read(start, stop)
-
-
-def scalar(column: Column) -> NDArray[np.generic]:
-    """A column of ids or labels, which is never a list."""
-    assert not isinstance(column, Ragged), "an id or a label is a scalar"
-    return column

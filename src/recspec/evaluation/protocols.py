@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from recspec.evaluation.interactions import group_of, id_feature
+from recspec.evaluation.interactions import group_of
 from recspec.evaluation.list_metrics import exposure, measures_of
 from recspec.evaluation.rankings import Ranked, rank_full, rank_sampled
 from recspec.evaluation.report import Evaluation, Groups
@@ -96,7 +96,7 @@ def _groups(task: EvaluationTask, protocol: str, ranked: Ranked) -> Groups:
     ids = np.unique(ranked.positives.groups)
     own = protocol == "sampled" and task.lists_candidates
     feature = group_of(task.spec, task.split) if own else task.spec.user_id
-    are_users = feature is not None and feature == id_feature(task.spec, "user")
+    are_users = feature is not None and feature == task.spec.id_of("user")
     reads = not own or task.spec.has_series  # other lists are judged without reading earlier splits
     return Groups(feature or "", ids, np.diff(task.seen.offsets)[ids] if are_users and reads else None)
 

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.base.errors import DataError
-from recspec.data.storage import Column, Ragged, open_split
+from recspec.data.encoding import mix
+from recspec.data.storage import Column, Ragged, open_split, scalar
 from recspec.evaluation.choosing import Combination, choose
-from recspec.evaluation.interactions import blocks, scalar
+from recspec.evaluation.interactions import blocks
 from recspec.feature_spec import FeatureSpec
 from recspec.metrics import measures as metrics
 from recspec.models import LogisticRegression, Scores
@@ -108,9 +109,7 @@ def _numbers_of(spec: FeatureSpec, columns: Mapping[str, Column], names: Sequenc
 def uniform(numbers: NDArray[np.uint64], salt: int) -> NDArray[np.float64]:
     """A fixed number in [0, 1) for each row number, from splitmix64 with wrap-around."""
     with np.errstate(over="ignore"):
-        bits = (numbers + np.uint64(salt << 40)) * np.uint64(0x9E3779B97F4A7C15)
-        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        bits = mix((numbers + np.uint64(salt << 40)) * np.uint64(0x9E3779B97F4A7C15))
     return (bits >> np.uint64(11)) / 2.0**53
 
 

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from recspec import __version__
 from recspec.base.errors import BundleError, DataError, RecspecError, of_the_machine, unknown
-from recspec.base.files import PathError, confine, confined, manifest, whole_file
+from recspec.base.files import PathError, confine, confined, manifest, whole_file, write_whole
 from recspec.bundle import Bundle, DataRecord, cards, meaning_digest, run_record
 from recspec.data.encoding import Vocabulary, VocabularyEncoder, read_encoders
 from recspec.evaluation.report import Evaluation, Report
@@ -206,8 +206,7 @@ def save(report: Report, trained: Bundle, spec: FeatureSpec) -> Kept:
                 with temporary.open("rb") as stream:
                     digest = hashlib.file_digest(stream, "sha256").hexdigest()
         made = made.model_copy(update={"groups": groups, "values": digest})
-        with whole_file(folder / f"{name}.json") as temporary:
-            temporary.write_text(made.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        write_whole(folder / f"{name}.json", made.model_dump_json(indent=2) + "\n")
     except (OSError, RecspecError) as error:
         return Kept(None, f"the evaluation is not kept: {of_the_machine(error) or error}")
     return Kept(folder / f"{name}.json")

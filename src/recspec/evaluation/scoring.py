@@ -260,8 +260,7 @@ def check_same_features(model: Model, spec: FeatureSpec, bundle: Path | None = N
             problems.append(
                 f"feature '{name}' has {spec.num_ids(name)} ids; the model was trained on {model.spec.num_ids(name)}"
             )
-    if problems:
-        raise SpecError.of(f"{spec.folder}: not the dataset that the model was trained on{_named(bundle)}", problems)
+    SpecError.refuse(f"{spec.folder}: not the dataset that the model was trained on{_named(bundle)}", problems)
 
 
 def _named(bundle: Path | None) -> str:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from recspec.base.errors import DataError, RecspecError, SettingsError, unknown
 from recspec.base.summaries import as_data
 from recspec.data.encoding import Encoders
-from recspec.data.storage import open_split
-from recspec.evaluation.interactions import Rows, blocks, id_feature, scalar
+from recspec.data.storage import open_split, scalar
+from recspec.evaluation.interactions import Rows, blocks
 from recspec.evaluation.rankings import Ranked
 from recspec.evaluation.report import Evaluation, Slice, standard_error
 from recspec.evaluation.scoring import SplitScores
@@ -257,7 +257,7 @@ class Codes:
 
 def default_kind(spec: FeatureSpec) -> str | None:
     """The first categorical item feature beside the id."""
-    own = id_feature(spec, "item")
+    own = spec.id_of("item")
     return next((name for name in spec.role("item") if name != own and spec.features[name].is_categorical), None)
 
 
@@ -303,7 +303,7 @@ def codes_of(task: EvaluationTask, name: str) -> Codes:
     """
     spec = task.spec
     for owner in ("user", "item"):
-        own = id_feature(spec, owner)
+        own = spec.id_of(owner)
         table = _catalogue(spec, owner, name) if own is not None else None
         if table is not None and not (name in spec.features and name not in spec.role(owner)):
             codes, names = _encoded(table) if name not in spec.features else _of_feature(spec, name, table.to_numpy())
@@ -402,7 +402,7 @@ def _catalogue(spec: FeatureSpec, owner: str, name: str) -> pa.Array | None:
 
 
 def _columns(spec: FeatureSpec, owner: str) -> list[str]:
-    file: Path | None = spec.catalogue(owner) if id_feature(spec, owner) is not None else None  # type: ignore[arg-type]
+    file: Path | None = spec.catalogue(owner) if spec.id_of(owner) is not None else None  # type: ignore[arg-type]
     return list(pq.read_schema(file).names) if file is not None else []
 
 
@@ -420,7 +420,7 @@ def _encoded(column: pa.Array) -> tuple[NDArray[np.int64], list[str]]:
 
 def _by_id(spec: FeatureSpec, owner: str, of_rows: NDArray[Number], none: float) -> NDArray[Number]:
     """Values of a catalogue's rows by id; reserved ids and ids after the last row have `none`."""
-    own = id_feature(spec, owner)  # type: ignore[arg-type]
+    own = spec.id_of(owner)  # type: ignore[arg-type]
     assert own is not None
     found = np.full(spec.num_ids(own), none, dtype=of_rows.dtype)
     first = int(spec.reserves_unknown(own))

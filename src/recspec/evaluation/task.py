@@ -18,7 +18,6 @@ from recspec.evaluation.interactions import (
     Rows,
     disliked_items,
     group_of,
-    id_feature,
     positives,
     read_events,
     read_rows,
@@ -113,7 +112,7 @@ class EvaluationTask:
         self.reads = reads  # features that the scores depend on; None means all
         self.trained_on = trained_on  # splits that trained the model; None: not known, and taken to be train
         self.requested = protocols or None
-        absent = [role for role in ("user", "item") if id_feature(spec, role) is None]
+        absent = [role for role in ("user", "item") if spec.id_of(role) is None]
         self.lacks = f"the dataset has no {' and no '.join(absent)}" if absent else ""
         self.ks = settings.ks or cut_offs_of(spec)
         held = spec.columns(split)  # an unknown split is reported before an unknown protocol

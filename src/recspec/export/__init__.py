@@ -10,8 +10,3 @@ from recspec.export.exported_model import (
 )
 from recspec.export.exporter import ExportSettings, export
 from recspec.export.triton_repository import TYPES, columns_of, histories_beside, raw_columns
-
-__all__ = [
-    "TYPES", "Arrays", "EagerModel", "ExportSettings", "ExportedModel", "as_model_batch", "columns_of", "export",
-    "histories_beside", "open_exported_model", "raw_columns", "read_description",
-]  # fmt: skip

@@ -102,8 +102,7 @@ class ExportSettings:
             problems.append(f"tolerance is {self.tolerance}; expected 0 or more")
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             problems.append(f"batch sizes are {list(self.batch_sizes)}; expected whole numbers from 1")
-        if problems:
-            raise SettingsError.of("export", problems)
+        SettingsError.refuse("export", problems)
 
 
 @dataclass(frozen=True)

@@ -115,8 +115,7 @@ def refuse_output_names(signature: Signature, outputs: Sequence[str] | None = No
         for port in signature.inputs
         if port.name in (outputs or signature.outputs)
     ]
-    if problems:
-        raise ExportError.of("export", problems)
+    ExportError.refuse("export", problems)
 
 
 def _named(model: ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> ModelProto:

@@ -107,7 +107,8 @@ class _Pipeline:
                     "anew with NAME=RUN"
                 )
             model, own = each.model.eval(), f"{self.name}_{each.name}"
-            made[own] = _request_ports(self.predictor.spec, model)
+            of_items = set(self.predictor.spec.role("item"))
+            made[own] = _ports(self.predictor.spec, [name for name in model.features() if name not in of_items])
             to = self.staged.write_program(own, made[own], (_found(FOUND),), backend)
             _write_query(to, Query(model, made[own], items.features))
         return made
@@ -204,12 +205,6 @@ _NAMED = tuple(Port(name, "string", 1, "item") for name in (triton_model.ITEM, t
 
 def _write_json(file: Path, content: Mapping[str, object]) -> None:
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
-
-
-def _request_ports(spec: FeatureSpec, model: Model) -> tuple[Port, ...]:
-    """What a retriever reads of a request."""
-    items = set(spec.role("item"))
-    return _ports(spec, [name for name in model.features() if name not in items])
 
 
 def _ports(spec: FeatureSpec, names: Sequence[str]) -> tuple[Port, ...]:

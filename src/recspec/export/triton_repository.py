@@ -116,8 +116,7 @@ def raw_columns(
         for port in signature.inputs
         if port.is_list and isinstance(known.get(port.name), NumberEncoder) and port.name not in beside
     ]
-    if problems:
-        raise ExportError.of("raw values", problems)
+    ExportError.refuse("raw values", problems)
     readers: dict[str, list[Port]] = {}
     for port in signature.inputs:
         for column in columns_of(port.name, encoders, beside):
@@ -135,8 +134,7 @@ def raw_columns(
             for port, encoder in pairs
         )
         made.append(Port(column, dtype, -1 if wide else 1, ports[0].level))
-    if problems:
-        raise ExportError.of("raw values", problems)
+    ExportError.refuse("raw values", problems)
     return tuple(made)
 
 

@@ -20,10 +20,3 @@ from recspec.feature_spec.signature import (
     probability_of,
     signature_of,
 )
-
-__all__ = [
-    "CHUNK_TYPES", "EXPORT_FILE", "FILE_NAME", "FOLD_IN", "FORMS", "LOGIT", "MOST_IDS", "NO_FILES", "OUTPUTS",
-    "PROBABILITY", "RANKING_OUTPUTS", "SIGNALS", "SPLITS", "Chunk", "ChunkType", "Feature", "FeatureSpec", "Form",
-    "Level", "Port", "PortType", "Role", "Signature", "check_description", "find_export_file", "is_output",
-    "json_schema", "probability_of", "signature_of",
-]  # fmt: skip

@@ -159,6 +159,19 @@ class FeatureSpec:
         """The item's id: `metadata.item_id`, else the role's scalar id feature of largest cardinality."""
         return self._id_feature("item")
 
+    def id_of(self, role: Literal["user", "item"]) -> str | None:
+        """The feature that identifies users or items, if there is one."""
+        try:
+            return self.user_id if role == "user" else self.item_id
+        except SpecError:
+            return None
+
+    @property
+    def summary(self) -> Mapping[str, object]:
+        """What its preparation counted and noted; empty for a dataset made elsewhere."""
+        found = self.metadata.get("summary")
+        return found if isinstance(found, Mapping) else {}
+
     @property
     def trained_to(self) -> int:
         """The newest `seq` of the journal whose events the dataset holds; 0 if it has taken none.
@@ -279,8 +292,7 @@ class FeatureSpec:
         """Check that some feature plays each role. Raises `SpecError`, which names every role that `who` lacks."""
         lacks = [role for role in needs if not self.role(role)]  # type: ignore[arg-type]
         problems = [f"{who} needs a feature in the role '{role}'; {self._remedy(role)}" for role in lacks]
-        if problems:
-            raise SpecError.of(str(self.folder / FILE_NAME), problems)
+        SpecError.refuse(str(self.folder / FILE_NAME), problems)
 
     def _remedy(self, role: str) -> str:
         """How a dataset gets a feature in a role; one that recspec prepared gets it by being prepared differently."""

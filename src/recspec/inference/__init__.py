@@ -35,18 +35,6 @@ from recspec.inference.recommendation import (
     Recommendation,
     RecommendedItem,
     RecommendRequest,
-    SimilarItems,
     note_of_unknown_users,
 )
 from recspec.inference.request_features import Row, known_columns, table_of
-
-__all__ = [
-    "LARGEST_K", "MOST_BOOSTS", "MOST_CONTEXT", "MOST_EXCLUDED", "MOST_ITEMS", "MOST_SHOWN", "ROLES", "ROWS",
-    "SHARD_SIZE", "Built", "Candidates", "CatalogueUpdate", "Counts", "Directory", "Filter", "How", "IndexSettings",
-    "ItemChanges", "ItemFields", "ItemIndex", "LiveEvents", "Pipeline", "PipelineRanker", "Predictor", "RawCatalogue",
-    "ReadLive", "RecommendRequest", "Recommendation", "RecommendedItem", "Row", "SimilarItems", "build_pipeline",
-    "catalogue_columns", "explain", "facts_of_encoder", "has_vectors", "highest", "history_of", "item_vectors",
-    "known_columns", "merging", "note_of_scores", "note_of_unknown_users", "place_of", "predict_file", "predict_shards",
-    "predict_split", "predict_tables", "read_rows", "read_users", "recommend_shards", "recommend_to_file",
-    "recommended", "requests", "row_writer", "table_of", "update_catalogue",
-]  # fmt: skip

@@ -27,7 +27,7 @@ from recspec.base.errors import DataError, SettingsError, SpecError, listed, nea
 from recspec.base.files import lines, local, open_parquet, special, whole_file
 from recspec.data.encoding import Predictions, Vocabulary, as_column, raw_names, repeated, row_at
 from recspec.data.storage import Column, Ragged, open_split
-from recspec.evaluation import as_batch, check_same_features, id_feature
+from recspec.evaluation import as_batch, check_same_features
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.catalogue import ROLES, is_list
 from recspec.inference.live_events import LiveEvents
@@ -142,7 +142,7 @@ def predict_split(
     held = spec.columns(split)
     check_same_features(predictor.model, spec, predictor.bundle.folder)
     features, added = predictor.model.features(), predictor.columns_added(explain=explain)
-    ids = (spec.group, *(id_feature(spec, role) for role in ROLES), *spec.labels)
+    ids = (spec.group, *(spec.id_of(role) for role in ROLES), *spec.labels)
     shown = tuple(dict.fromkeys(name for name in ids if name is not None and name in held))
     wanted = shown if columns is None else columns
     if twice := [name for name in added if name in held and name in wanted]:
@@ -224,7 +224,7 @@ def read_users(predictor: Predictor, path: Path, note: Note = lambda _: None) ->
         return [*lines_of_users(path)]
     table = pa.concat_tables([*read_rows(path)], promote_options="permissive")
     names = {name.strip(): name for name in table.column_names}
-    user = id_feature(predictor.spec, "user")
+    user = predictor.spec.id_of("user")
     keys = list(dict.fromkeys(raw_names(predictor.encoders, [] if user is None else [user])))
     first: list[str] = []
     if (key := next((name for name in reversed(keys) if name in names), None)) is None:
@@ -454,8 +454,7 @@ def _separator(path: Path) -> str:
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
-    if problems := repeated(names):
-        raise DataError.of(str(path), problems)
+    DataError.refuse(str(path), repeated(names))
 
 
 def _read_objects(path: Path) -> Iterator[pa.Table]:

@@ -84,8 +84,7 @@ class How:
             found.append(f"workers is {self.workers}; expected 1 to {MOST_WORKERS:,}")
         if self.shard_size < 1:
             found.append(f"shard_size is {self.shard_size}; expected 1 or more")
-        if found:
-            raise SettingsError.of("batch job", found)
+        SettingsError.refuse("batch job", found)
         if self.engine in LIBRARIES:
             require_extra(LIBRARIES[self.engine], self.engine)
 

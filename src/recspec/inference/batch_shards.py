@@ -32,7 +32,7 @@ from recspec.base.files import (
     manifest,
     read_json,
     removed,
-    whole_file,
+    write_whole,
 )
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.answer_files import parquet_writer, predict_split, predict_tables, recommended, write_blocks
@@ -151,8 +151,7 @@ def opened(out: Path, job: Job) -> Iterator[dict[int, Done]]:
                 advice = "name another folder, or remove this one"
                 raise SettingsError.of(f"{out}: holds the answers of another job; {advice}", problems)
         else:
-            with whole_file(out / FILE_NAME) as temporary:
-                temporary.write_text(job.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            write_whole(out / FILE_NAME, job.model_dump_json(indent=2) + "\n")
         for left in out.glob(".part-*.tmp"):  # of a process that was killed
             left.unlink(missing_ok=True)
         held = [(number, out / Shard(number, 0, 0).name) for number in range(job.num_shards)]

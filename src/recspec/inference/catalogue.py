@@ -59,8 +59,7 @@ def prepared_columns(rows: pa.Table, names: Sequence[str], spec: FeatureSpec) ->
             columns[name] = made(column, spec, name)
         except (DataError, pa.ArrowException) as error:
             problems.append(f"column '{name}': {error}")
-    if problems:
-        raise DataError.of("raw rows", problems)
+    DataError.refuse("raw rows", problems)
     return columns
 
 
@@ -226,8 +225,7 @@ def _check_catalogue(table: pa.Table, spec: FeatureSpec, id_name: str) -> None:
     expected = spec.num_ids(id_name) - int(spec.reserves_unknown(id_name))
     if isinstance(own, int) and len(table) != expected:
         problems.append(f"has {len(table)} rows; expected {expected}, one for each id of '{id_name}'")
-    if problems:
-        raise DataError.of("its columns", problems)
+    DataError.refuse("its columns", problems)
 
 
 def _history(column: object, first_id: int) -> Ragged:

@@ -31,7 +31,6 @@ from recspec.data.encoding import (
     plain,
     row_at,
 )
-from recspec.evaluation import id_feature
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.answer_files import read_rows
 from recspec.inference.catalogue import Catalogues, is_list
@@ -127,7 +126,7 @@ class _Target:
             raise BundleError(f"{run}: is a bundle, whose files must stay as they are; {where}")
         card = bundle.read_card(folder)
         spec = FeatureSpec.load(folder)
-        if id_feature(spec, "item") is None:
+        if spec.id_of("item") is None:
             raise BundleError(f"{run}: this model knows no items, so it has no catalogue of them")
         kind = bundle.OF_MEMBERS.get(card.model) or find_model(card.model)
         settings = config.build(kind.Settings, f"{folder / 'bundle.json'}: settings", card.settings)

@@ -406,8 +406,7 @@ def evaluate(asked: Filter, column: Callable[[str], TestedColumn], num_rows: int
             answers[test] = _answer(test, column(test.column), num_rows)
         except RequestError as error:
             problems += [f"character {test.place}: {problem}" for problem in error.problems]
-    if problems:
-        raise RequestError.of("filter", problems)
+    RequestError.refuse("filter", problems)
     return _joined(asked.root, answers)
 
 

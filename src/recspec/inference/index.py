@@ -255,8 +255,7 @@ class ItemIndex:
             raise BundleError(f"{file}: damaged, or not an item index ({str(error)[:200]})") from None
         if header.format != FORMAT:
             raise BundleError(f"{file}: index format {header.format}; this recspec reads {FORMAT}")
-        if problems := _shape_problems(tensors, header) or _content_problems(tensors, header):
-            raise BundleError.of(str(file), problems)
+        BundleError.refuse(str(file), _shape_problems(tensors, header) or _content_problems(tensors, header))
         arrays: dict[str, NDArray[Any]] = {name: tensor.numpy() for name, tensor in tensors.items()}
         flat, lists, note = FlatRows(arrays["vectors"]), None, header.note
         try:

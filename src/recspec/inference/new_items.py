@@ -10,7 +10,6 @@ import torch
 
 from recspec.bundle import Bundle
 from recspec.data.encoding import CrossEncoder, Encoders
-from recspec.evaluation import id_feature
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.catalogue import Catalogues, as_tensor
 from recspec.inference.item_changes import BLOCKED, ITEM, WITHDRAWN, BoundChanges, ItemChanges
@@ -21,7 +20,7 @@ from recspec.models.layers import Batch
 
 def bind(changes: ItemChanges, spec: FeatureSpec, encoders: Encoders | None, trained: Bundle) -> BoundChanges | None:
     """Changes by the ids of a bundle's items; None if it knows no items."""
-    if id_feature(spec, "item") is None:
+    if spec.id_of("item") is None:
         return None
     first, num_ids = int(spec.reserves_unknown(spec.item_id)), spec.num_ids(spec.item_id)
     ids = Catalogues(spec, encoders, torch.device("cpu")).item_ids(changes.table.column(ITEM).to_pylist())

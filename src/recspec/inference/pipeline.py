@@ -225,8 +225,7 @@ class Pipeline:
                 problems += [] if index is None else _index_problems(each.name, found.model, index, mask)
                 found.model.prepare_for_inference()
                 retrievers.append(Retriever(each.name, found.model, index, mask))
-        if problems:
-            raise BundleError.of(f"{trained.folder}: a damaged pipeline", problems)
+        BundleError.refuse(f"{trained.folder}: a damaged pipeline", problems)
         return cls(card, retrievers, np.where(np.arange(len(counts)) < first, 0, counts), _kept(trained))
 
     def with_changes(self, trained: Bundle, changes: BoundChanges | None) -> Pipeline:

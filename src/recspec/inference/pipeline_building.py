@@ -19,7 +19,6 @@ from recspec.bundle import Bundle, Card, DataRecord, PipelineCard, RetrieverCard
 from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
 from recspec.data.encoding import Encoders
-from recspec.evaluation import id_feature
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.index import ItemIndex
 from recspec.inference.pipeline import can_retrieve, has_vectors, item_vectors, may_bring, request_vectors
@@ -207,8 +206,7 @@ def _names(given: Sequence[str], models: Sequence[str], candidates: int) -> list
         problems.append(f"{len(given)} retrievers; expected 1 to {pipeline_card.MOST_RETRIEVERS}")
     if not 1 <= candidates <= pipeline_card.MOST_CANDIDATES:
         problems.append(f"{candidates} candidates; expected 1 to {pipeline_card.MOST_CANDIDATES:,}")
-    if problems:
-        raise SettingsError.of("pipeline build", problems)
+    SettingsError.refuse("pipeline build", problems)
     made: list[str] = []
     for name, model in zip(given, models, strict=True):
         free = (f"{model}_{number}" if number > 1 else model for number in range(1, 2 * len(models) + 2))
@@ -219,7 +217,7 @@ def _names(given: Sequence[str], models: Sequence[str], candidates: int) -> list
 def _check(ranker: Path, first: Bundle, paths: Sequence[Path], trained: Sequence[Bundle]) -> None:
     """Refuse what can't take part, and runs of unlike data."""
     problems = []
-    lacks = [role for role in ("user", "item") if id_feature(first.spec, role) is None]
+    lacks = [role for role in ("user", "item") if first.spec.id_of(role) is None]
     if lacks or first.seen is None:
         problems.append(f"{ranker}: the ranker knows no {' and no '.join(lacks) or 'users and items'}")
     problems += [
@@ -247,8 +245,7 @@ def _check(ranker: Path, first: Bundle, paths: Sequence[Path], trained: Sequence
         for path, each in zip(paths, trained, strict=True)
         if meaning_digest(each.spec) != ours
     ]
-    if problems:
-        raise SettingsError.of("pipeline build", problems)
+    SettingsError.refuse("pipeline build", problems)
 
 
 def _num_kept(first: Bundle, encoders: Encoders | None, text: str | None) -> int:

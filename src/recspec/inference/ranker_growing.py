@@ -124,8 +124,7 @@ def _members(spec: FeatureSpec, trained: Sequence[Bundle]) -> list[ItemModel]:
             problems.append(f"{each.folder}: {each.card.model} ranks by features; it takes models of the users' events")
         if "valid" in (splits := each.card.train.get("train_splits", ())):  # type: ignore[operator]
             problems.append(f"{each.folder}: was trained on {' and '.join(map(str, splits))}; train it on train alone")  # type: ignore[call-overload]
-    if problems:
-        raise SettingsError.of("pipeline build: --ranker lightgbm", problems)
+    SettingsError.refuse("pipeline build: --ranker lightgbm", problems)
     return [each.model for each in trained if isinstance(each.model, ItemModel)]
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from recspec.base.errors import BundleError, RequestError, shortened
 from recspec.bundle import Bundle, Seen
-from recspec.evaluation import id_feature
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.explanations import Explainer, Explanation, likeness_vectors
 from recspec.inference.index import ItemIndex
@@ -180,7 +179,7 @@ class Recommender:
     def seen(self) -> Seen:
         """Which items each user acted on."""
         if self._bundle.seen is None:
-            lacks = "item to recommend" if id_feature(self._bundle.spec, "user") else "user to recommend to"
+            lacks = "item to recommend" if self._bundle.spec.id_of("user") else "user to recommend to"
             raise BundleError(f"{self._bundle.folder}: this model has no {lacks}; score rows with `recspec predict`")
         return self._bundle.seen
 
@@ -230,8 +229,7 @@ class Recommender:
             problems.append(
                 "diversity: the model has no vectors of items; name a column of the catalogue to be diverse by"
             )
-        if problems:
-            raise RequestError.of("recommend", problems)
+        RequestError.refuse("recommend", problems)
         return CheckedRequest(wanted, choice, context)
 
     def recommend(self, wanted: RecommendRequest, live: LiveEvents | None = None) -> list[Recommendation]:
@@ -512,8 +510,7 @@ def similar(recommender: Recommender, trained: Bundle, known: Catalogues, wanted
         problems.append(f"no item '{str(wanted.items[0])[:200]}' in the catalogue of the model{hint}")
     if vectors is None and not isinstance(trained.model, ItemModel):
         problems.append("the model has no vectors of items, so it can't tell which are alike")
-    if problems:
-        raise RequestError.of("similar", problems)
+    RequestError.refuse("similar", problems)
     first = known.items.first_id
     # cosines: the vectors have length 1
     scores = vectors[torch.from_numpy(item)] @ vectors.T if vectors is not None else _scores(trained, known, item)

@@ -31,7 +31,6 @@ from recspec.data.encoding import (
     row_at,
 )
 from recspec.data.storage import Ragged
-from recspec.evaluation import id_feature
 from recspec.feature_spec import FeatureSpec, signature_of
 from recspec.inference.catalogue import (
     ROLES,
@@ -129,7 +128,7 @@ class RowEncoder:
         return unused, tuple(name for name in readable if name not in given)
 
     def _unused(self, columns: Sequence[str]) -> tuple[str, ...]:
-        ids = [own for role in ROLES if (own := id_feature(self._spec, role)) is not None]
+        ids = [own for role in ROLES if (own := self._spec.id_of(role)) is not None]
         read = {*encoding.raw_names(self._encoders, [*self._readable, *ids]), *self._spec.labels, self._spec.group}
         return tuple(name for name in columns if name.strip() not in read)
 
@@ -150,7 +149,7 @@ class RowEncoder:
 
         None if an unused column has nearly that name, because it was probably meant to hold the id.
         """
-        user = id_feature(self._spec, "user") if self._spec.role("user") else None
+        user = self._spec.id_of("user") if self._spec.role("user") else None
         if user is None or self._encoders is None or has_column(self._encoders, user, columns):
             return None
         has_unknown = isinstance(self._encoders.encoders.get(user), encoding.VocabularyEncoder | encoding.HashEncoder)
@@ -282,7 +281,7 @@ class HistoryColumns:
 
     def _knows_histories(self, rows: pa.Table, names: Sequence[str]) -> bool:
         """Whether the rows name users, and the user catalogue holds their histories."""
-        user = id_feature(self._spec, "user")
+        user = self._spec.id_of("user")
         known = user is not None and has_column(self._encoders, user, rows.column_names)
         return known and set(names) <= set(self._catalogues.users.lists)
 
@@ -340,8 +339,7 @@ def table_of(rows: Sequence[Row], where: str, known: Set[str] | None = None) -> 
             problems += [f"{row_name(row, where, name[:80])} {what}" for row, what in wrong]
         else:
             columns[name] = _column(values)
-    if problems:
-        raise RequestError.of("request", problems)
+    RequestError.refuse("request", problems)
     return pa.table(columns)
 
 

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from recspec.base.errors import DataError, RequestError
 from recspec.data.encoding import CrossEncoder, MissingValues, column_notes, row_at
-from recspec.evaluation import id_feature
 from recspec.inference.catalogue import ROLES, Role, has_column
 from recspec.inference.live_events import LiveEvents
 from recspec.inference.predictor import SCORE, Predictor
@@ -425,7 +424,7 @@ def _unknown(predictor: Predictor, batch: Batch, role: Role) -> NDArray[np.bool_
 
 def id_name(predictor: Predictor, role: Role) -> str | None:
     """The feature that tells users or items apart; None where the model's data has none."""
-    return id_feature(predictor.spec, role) if predictor.spec.role(role) else None
+    return predictor.spec.id_of(role) if predictor.spec.role(role) else None
 
 
 def raw_ids_of(predictor: Predictor, role: Role, rows: Sequence[Row]) -> list[Any]:

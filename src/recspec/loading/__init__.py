@@ -17,10 +17,3 @@ from recspec.loading.sampling import (
     shared_negatives_for,
 )
 from recspec.loading.sharding import Shards, Streamed, build, divide, rows_of_block
-
-__all__ = [
-    "Distribution", "HeldOutShare", "Loader", "NegativeSampler", "NewRowsAndReplay", "Placement", "PlacementSettings",
-    "RankLost", "Ranks", "Shards", "SharedNegatives", "Streamed", "UserRows", "build", "divide", "holds_negatives",
-    "ids_present", "item_features", "join", "local_ranks", "negatives_by_default", "pick_device", "place",
-    "rows_of_block", "sampler_for", "shared_negatives_for", "stores_of", "torchrec_tables",
-]  # fmt: skip

@@ -7,14 +7,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from recspec.base.prefetch import prefetched
-from recspec.data.storage import Column, Columns, Ragged, open_split
+from recspec.data.encoding import mix
+from recspec.data.storage import Columns, Ragged, open_split, scalar
 from recspec.feature_spec import FeatureSpec
 from recspec.models import Ids
 from recspec.models.layers import Batch
@@ -68,10 +69,8 @@ class HeldOutShare:
     def mask(self, reader: int, first: int, last: int) -> NDArray[np.bool_]:
         """Whether each of the rows [first, last) belongs to the part: a hash of its number, as a fraction of 2^64."""
         bits = np.arange(first, last, dtype=np.uint64) + np.uint64(mixed_seed(self.seed, reader))
-        with np.errstate(over="ignore"):  # splitmix64, which wraps around
-            bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        chosen: NDArray[np.bool_] = (bits ^ (bits >> np.uint64(31))) < np.uint64(int(self.share * 2**64))
+        with np.errstate(over="ignore"):  # it wraps around
+            chosen: NDArray[np.bool_] = mix(bits) < np.uint64(int(self.share * 2**64))
         return chosen if self.held_out else ~chosen
 
 
@@ -170,7 +169,7 @@ class WantedRows:
         """Which rows [first, last) of a split are wanted."""
         keep = np.ones(last - first, dtype=bool)
         if self._label is not None:
-            keep &= np.greater(scalars(columns[self._label]), 0)
+            keep &= np.greater(scalar(columns[self._label]), 0)
         if self._part is not None:
             keep &= self._part.mask(reader, first, last)
         return keep
@@ -199,12 +198,6 @@ def grouped(blocks: Sequence[Block], rows: int) -> Iterator[list[Block]]:
         held += block.num_rows
     if group:
         yield group
-
-
-def scalars(column: Column) -> NDArray[Any]:
-    """The column of a scalar feature."""
-    assert not isinstance(column, Ragged), "ids, labels and weights are scalars"
-    return column
 
 
 def mixed_seed(*numbers: int) -> int:

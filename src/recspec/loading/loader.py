@@ -41,6 +41,7 @@ from torch import Tensor
 
 from recspec.base.errors import DataError
 from recspec.base.prefetch import prefetched
+from recspec.data.storage import scalar
 from recspec.feature_spec import FeatureSpec
 from recspec.loading.blocks import (
     QUEUED_BATCHES,
@@ -53,7 +54,6 @@ from recspec.loading.blocks import (
     copied_to_device,
     grouped,
     mixed_seed,
-    scalars,
 )
 from recspec.loading.ranks import Ranks
 from recspec.loading.rows import Filling, Layout, Rows
@@ -172,7 +172,7 @@ class Loader:
         for block in self._blocks:
             read = columns.read(block)
             weights = np.ones(block.num_rows) if self._weights is None else self._weights.of([block])
-            items, positive = scalars(read[spec.item_id]), np.greater(scalars(read[spec.label]), 0)
+            items, positive = scalar(read[spec.item_id]), np.greater(scalar(read[spec.label]), 0)
             found += np.bincount(items[positive], weights[positive], minlength=len(found))
             total += float(weights.sum(dtype=np.float64))
         return found / max(total, np.finfo(np.float64).tiny)
@@ -259,7 +259,7 @@ class RowWeights:
         return np.concatenate([np.zeros(0, np.float32), *(self._read(block) for block in blocks)])
 
     def _read(self, block: Block) -> NDArray[np.float32]:
-        single: NDArray[np.float32] = scalars(self._wanted.read(block)[self._name]).astype(np.float32)
+        single: NDArray[np.float32] = scalar(self._wanted.read(block)[self._name]).astype(np.float32)
         wrong = ~(np.isfinite(single) & (single > 0))
         if wrong.any():
             raise DataError(

@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recspec.base.errors import SettingsError, unknown
-from recspec.data.storage import Column, Ragged, open_split
+from recspec.data.storage import Column, Ragged, open_split, scalar
 from recspec.feature_spec import FeatureSpec
-from recspec.loading.blocks import RankBatch, mixed_seed, scalars, where
+from recspec.loading.blocks import RankBatch, mixed_seed, where
 from recspec.models.layers import Batch, drawn_of, log_expected_of, num_rows
 
 Distribution = Literal["uniform", "popularity"]
@@ -205,8 +205,8 @@ def positive_rows(spec: FeatureSpec, splits: Sequence[str], *names: str) -> Iter
     """Blocks of some id columns, of the rows whose label is positive."""
     for split in splits:
         for columns in open_split(spec, split, [*names, spec.label]).batches():
-            keep = scalars(columns[spec.label]) > 0
-            yield tuple(scalars(columns[name])[keep] for name in names)
+            keep = scalar(columns[spec.label]) > 0
+            yield tuple(scalar(columns[name])[keep] for name in names)
 
 
 def _positives_of_items(spec: FeatureSpec, splits: Sequence[str]) -> NDArray[np.float64]:
@@ -260,7 +260,7 @@ def _described_items(
         return
     for split in splits:
         for block in open_split(spec, split, [spec.item_id, *names]).batches():
-            yield scalars(block[spec.item_id]), block
+            yield scalar(block[spec.item_id]), block
 
 
 def _from_arrow(column: pa.Array) -> Column:
@@ -471,7 +471,7 @@ def ids_present(
     for split in splits:
         for columns in open_split(spec, split, [*names, *([spec.label] if positives_only else [])]).batches():
             num_rows = len(next(iter(columns.values())))
-            keep = scalars(columns[spec.label]) > 0 if positives_only else np.ones(num_rows, bool)
+            keep = scalar(columns[spec.label]) > 0 if positives_only else np.ones(num_rows, bool)
             for name in names:
                 column = where(columns[name], keep)
                 found[name][column.values if isinstance(column, Ragged) else column] = True

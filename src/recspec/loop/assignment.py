@@ -247,8 +247,7 @@ def load_experiments(path: str | Path) -> tuple[Experiment, ...]:
             prefix = "" if len(several) == 1 else f"{name if isinstance(name, str) else f'experiments[{place}]'}: "
             problems += [f"{prefix}{problem}" for problem in error.problems]
     problems += _meetings(built)
-    if problems:
-        raise SettingsError.of(str(file), problems)
+    SettingsError.refuse(str(file), problems)
     return tuple(built)
 
 

@@ -22,16 +22,16 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from pydantic import Field
 
-from recspec.base.config import Duration, Settings, duration_in
+from recspec.base.config import Duration, Settings, micros_in
 from recspec.base.errors import BundleError, DataError, RecspecError, how_many
 from recspec.datasets import RawEvents
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor, requests
 from recspec.loop import journal as tables
 from recspec.loop.events import IMPRESSION
-from recspec.loop.journal import AT_ONCE, EVENT_FIELDS, EXPOSURE_FIELDS, Journal
+from recspec.loop.journal import AT_ONCE, EVENT_FIELDS, Journal
 from recspec.loop.raw_rows import LABEL, SEQ, Acts, RawRows, check_exposures, rows_of_events, rows_of_exposures
-from recspec.loop.shifts import (
+from recspec.loop.statistics import (
     CalibrationDrift,
     PopularityBins,
     Shift,
@@ -48,7 +48,6 @@ UNKNOWN_USERS, NEW_ITEMS, NEW_SHOWN_ITEMS = "unknown_users", "new_items", "new_s
 """Shares of events, of events, and of items that were shown."""
 FEWEST = 100
 """Rows of each side below which nothing is compared."""
-SECOND = 1_000_000
 
 
 class DriftSettings(Settings):
@@ -58,10 +57,6 @@ class DriftSettings(Settings):
     label_window: Duration = Field(
         "30m", description="time after an answer in which an act on an item makes its label 1"
     )
-
-    def micros(self, name: str) -> int:
-        """A duration in microseconds."""
-        return round(duration_in(getattr(self, name), name, dated=True) * SECOND)
 
 
 @dataclass(frozen=True)
@@ -246,8 +241,8 @@ def measure_drift(
         DataError: if the journal can't be read.
     """
     asked = settings or DriftSettings()
-    report = DriftReport(at - asked.micros("window"), at, untold=[*reference.untold])
-    return _Measuring(predictor, reference, journal, report, asked.micros("label_window")).report()
+    report = DriftReport(at - micros_in(asked.window), at, untold=[*reference.untold])
+    return _Measuring(predictor, reference, journal, report, micros_in(asked.label_window)).report()
 
 
 class _Measuring:
@@ -292,9 +287,7 @@ class _Measuring:
         counts = np.zeros(spec.num_ids(spec.item_id) if self._knows else 0, np.int64)
         own = sa.and_(event.occurred_at >= report.since, event.occurred_at <= report.until, event.type != IMPRESSION)
         first, last = _seqs(self._journal, tables.event, event.received_at, report.since)
-        for block in _blocks(
-            self._journal, tables.event, EVENT_FIELDS, (first, last), EVENTS_OF_BLOCK, MOST_EVENTS, own, self._rng
-        ):
+        for block in _blocks(self._journal, tables.event, (first, last), EVENTS_OF_BLOCK, MOST_EVENTS, own, self._rng):
             report.events += len(block)
             if self._knows:
                 users = self._predictor.catalogues.user_ids(block.column("subject").to_pylist())
@@ -330,9 +323,7 @@ class _Measuring:
         seqs = _seqs(self._journal, tables.exposure, answer.served_at, report.since)
         own = sa.and_(answer.served_at >= report.since, answer.served_at <= report.until)
         confirms = is_labelled and self._confirms(report)
-        for block in _blocks(
-            self._journal, tables.exposure, EXPOSURE_FIELDS, seqs, ANSWERS_OF_BLOCK, MOST_ANSWERS, own, self._rng
-        ):
+        for block in _blocks(self._journal, tables.exposure, seqs, ANSWERS_OF_BLOCK, MOST_ANSWERS, own, self._rng):
             report.answers += len(block)
             if self._knows:
                 shown = [item for text in block.column("items").to_pylist() for item in json.loads(text)]
@@ -569,7 +560,6 @@ def _seqs(journal: Journal, table: sa.Table, time: sa.ColumnElement[int], since:
 def _blocks(
     journal: Journal,
     table: sa.Table,
-    fields: pa.Schema,
     seqs: tuple[int, int],
     size: int,
     most: int,
@@ -580,8 +570,8 @@ def _blocks(
     first, last = seqs
     count = last - first + 1
     if count <= most:
-        yield from journal.blocks(table, fields, first - 1, last, where)
+        yield from journal.blocks(table, first - 1, last, where)
         return
     for place in np.sort(rng.choice(count // size, most // size, replace=False)).tolist():
         start = first + place * size
-        yield from journal.blocks(table, fields, start - 1, start + size - 1, where)
+        yield from journal.blocks(table, start - 1, start + size - 1, where)

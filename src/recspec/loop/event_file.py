@@ -10,6 +10,7 @@ Shapes: U users; K items of the longest list; N rows.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,12 +27,14 @@ from recspec.datasets import RawEvents, read_new_events
 from recspec.evaluation import Asked, Evaluation, Groups, Progress, Report, compare, silent
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor, RecommendRequest
-from recspec.loop.gate import LEAST, targets_of
+from recspec.loop.raw_rows import LABEL
 from recspec.metrics import measures
 
 SPLIT = "events"
 POPULARITY = "popularity"
 KS = (10,)
+LEAST = 1e-7
+"""Probabilities are taken as at least this far from 0 and 1."""
 DRAWS = 1_000
 """Bootstrap draws of a comparison."""
 
@@ -123,10 +126,8 @@ def _targets(runs: Mapping[str, Predictor], rows: pa.Table, raw: RawEvents, file
 
 def _of_rows(predictor: Predictor, rows: pa.Table, label: str) -> Evaluation:
     """AUC and log loss of labelled rows."""
-    labels = rows.column(label).to_numpy().astype(bool)
-    chances = predictor.predict(rows.drop_columns([label]))[0].astype(np.float64).clip(LEAST, 1 - LEAST)
-    losses = -np.log(np.where(labels, chances, 1 - chances))
-    values = {"auc": measures.auc_of_rows(chances, labels), "log_loss": losses}
+    labels, chances, losses = losses_of(predictor, rows, label)
+    values: dict[str, NDArray[np.floating[Any]]] = {"auc": measures.auc_of_rows(chances, labels), "log_loss": losses}
     values = {name: each for name, each in values.items() if np.isfinite(each).all()}
     return Evaluation(
         {"rows": {name: float(each.mean()) for name, each in values.items()}},
@@ -134,6 +135,42 @@ def _of_rows(predictor: Predictor, rows: pa.Table, label: str) -> Evaluation:
         values={"rows": values},
         positive=labels,
     )
+
+
+def losses_of(
+    predictor: Predictor, rows: pa.Table, label: str
+) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]:
+    """Labels, chances and log losses (N,) of labelled rows."""
+    labels = rows.column(label).to_numpy().astype(bool)
+    chances = predictor.predict(rows.drop_columns([label]))[0].astype(np.float64).clip(LEAST, 1 - LEAST)
+    return labels, chances, -np.log(np.where(labels, chances, 1 - chances))
+
+
+def targets_of(after: Predictor, rows: pa.Table, raw: RawEvents) -> dict[Any, set[Any]]:
+    """User -> new items in rows that count, of `target` where one is set, by raw ids; seen ones are in no list."""
+    settings, items = raw.settings, defaultdict[Any, set[Any]](set)
+    assert settings.user is not None
+    assert settings.item is not None
+    counts = np.ones(len(rows), bool)
+    if LABEL in rows.column_names:
+        counts &= rows.column(LABEL).to_numpy().astype(bool)
+    if settings.rating is not None and settings.min_rating is not None and LABEL not in rows.column_names:
+        counts &= np.nan_to_num(rows.column(settings.rating).to_numpy(), nan=-np.inf) >= settings.min_rating
+    if settings.target is not None:
+        counts &= pc.is_in(rows.column(str(settings.event)), pa.array(settings.target)).to_numpy()
+    elif settings.event is not None and settings.event_weights:
+        weights = [settings.event_weights.get(each, 0) for each in rows.column(settings.event).to_pylist()]
+        counts &= np.array(weights, float) > 0
+    kept = rows.filter(pa.array(counts))
+    for user, item in zip(*(kept.column(name).to_pylist() for name in (settings.user, settings.item)), strict=True):
+        items[user].add(item)
+    seen, known = after.recommender.seen, after.catalogues
+    found = {}
+    for user, number in zip(items, known.user_ids([*items]).tolist(), strict=True):
+        own = known.raw_ids("item", seen.of(number).numpy().astype(np.int64)).to_pylist() if number > 0 else ()
+        if new := items[user].difference(own):
+            found[user] = new
+    return found
 
 
 @dataclass

@@ -58,8 +58,7 @@ class Exploration:
             problems.append(f"pool: found {self.pool!r}; expected 1 to {MOST_POOL:,} items")
         if self.last is not None and self.last < 1:
             problems.append(f"last: found {self.last!r}; expected at least 1 slot")
-        if problems:
-            raise SettingsError.of("exploration", problems)
+        SettingsError.refuse("exploration", problems)
 
     def to_dict(self) -> dict[str, object]:
         """The policy as the journal keeps it with each answer."""
@@ -219,16 +218,6 @@ def slot_chances(scores: NDArray[np.float64], places: Places, policy: Exploratio
         yield chances
         here = places[:, slot] >= 0
         remaining[rows[here], places[here, slot]] = False
-
-
-def list_chances(scores: NDArray[np.float64], places: Places, policy: Exploration) -> Chances:
-    """(N, K) chance under `policy` of each shown item given those above; arguments as `slot_chances`."""
-    rows = np.arange(len(places))
-    found = [
-        np.where(places[:, slot] >= 0, chances[rows, places[:, slot]], 0.0)
-        for slot, chances in enumerate(slot_chances(scores, places, policy))
-    ]
-    return np.stack(found, axis=1) if found else np.zeros(places.shape)
 
 
 def _standardised(scores: NDArray[np.float64], present: NDArray[np.bool_]) -> NDArray[np.float64]:

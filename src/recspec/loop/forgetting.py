@@ -508,7 +508,11 @@ def _in_file(file: Path, person: str, names: set[str], done: Forgotten) -> None:
             done.stays.append(f"{file.parent}: removed, because an export holds rows of users; export the model again")
         elif file.suffix in (".csv", ".jsonl", ".json") and file.stat().st_size <= MOST_SEARCHED:
             _in_text_answers(file, person, done)
-        elif file.suffix == ".html" and _is_ours(file) and _names(file.read_text(encoding="utf-8"), person):
+        elif (
+            file.suffix == ".html"
+            and b"recspec " in file.read_bytes()
+            and _names(file.read_text(encoding="utf-8"), person)
+        ):
             file.unlink()
             done.counts["pages"] += 1
             done.stays.append(f"{file}: removed, because the page may show the person; make it again")
@@ -544,10 +548,6 @@ def _in_text_answers(file: Path, person: str, done: Forgotten) -> None:
             out.write(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
     done.counts["answers"] += len(rows) - len(kept)
     done.changed.append(file)
-
-
-def _is_ours(file: Path) -> bool:
-    return b"recspec " in file.read_bytes()
 
 
 def _inputs(description: Path) -> set[str]:

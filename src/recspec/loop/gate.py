@@ -11,28 +11,24 @@ unless the whole interval is below 0.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recspec.base.errors import how_many
 from recspec.datasets import RawEvents
 from recspec.evaluation import compare_values
-from recspec.inference import Predictor, RecommendRequest
+from recspec.inference import Predictor
+from recspec.loop.event_file import Lists, losses_of, targets_of
 from recspec.loop.raw_rows import LABEL, SEQ
 
 K = 10
 DRAWS = 1_000
 MOST_USERS = 4_000
 """Users that are asked for lists; of more, as many are drawn."""
-LEAST = 1e-7
-"""Probabilities are taken as at least this far from 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +71,9 @@ def judge(before: Predictor, after: Predictor, rows: pa.Table, raw: RawEvents, m
     return Judgement(passed, f"{interval}, {rule}", *told)
 
 
-def _losses(predictor: Predictor, rows: pa.Table, raw: RawEvents) -> NDArray[np.float64]:
+def _losses(predictor: Predictor, rows: pa.Table, raw: RawEvents) -> NDArray[np.floating[Any]]:
     """(G,) minus the mean log loss of each user's rows; of each row where there are no users."""
-    labels = rows.column(LABEL).to_numpy().astype(bool)
-    chances = predictor.predict(rows.drop_columns([LABEL, SEQ]))[0].astype(np.float64).clip(LEAST, 1 - LEAST)
-    losses = np.log(np.where(labels, chances, 1 - chances))
+    losses = -losses_of(predictor, rows.drop_columns([SEQ]), LABEL)[2]
     if raw.settings.user is None:
         return losses
     users = np.asarray(rows.column(raw.settings.user).combine_chunks().dictionary_encode().indices)
@@ -87,48 +81,13 @@ def _losses(predictor: Predictor, rows: pa.Table, raw: RawEvents) -> NDArray[np.
     return found
 
 
-def _gains(before: Predictor, after: Predictor, rows: pa.Table, raw: RawEvents) -> list[NDArray[np.float64]]:
+def _gains(before: Predictor, after: Predictor, rows: pa.Table, raw: RawEvents) -> list[NDArray[np.floating[Any]]]:
     """(G,) the NDCG of each user's list, by both versions."""
     wanted = targets_of(after, rows, raw)
     users = [*wanted]
     if len(users) > MOST_USERS:
         users = [users[place] for place in np.sort(np.random.default_rng(0).permutation(len(users))[:MOST_USERS])]
-    return [_ndcg(each, users, wanted) for each in (before, after)]
-
-
-def targets_of(after: Predictor, rows: pa.Table, raw: RawEvents) -> dict[Any, set[Any]]:
-    """User -> new items in rows that count, of `target` where one is set, by raw ids; seen ones are in no list."""
-    settings, items = raw.settings, defaultdict[Any, set[Any]](set)
-    assert settings.user is not None
-    assert settings.item is not None
-    counts = np.ones(len(rows), bool)
-    if LABEL in rows.column_names:
-        counts &= rows.column(LABEL).to_numpy().astype(bool)
-    if settings.rating is not None and settings.min_rating is not None and LABEL not in rows.column_names:
-        counts &= np.nan_to_num(rows.column(settings.rating).to_numpy(), nan=-np.inf) >= settings.min_rating
-    if settings.target is not None:
-        counts &= pc.is_in(rows.column(str(settings.event)), pa.array(settings.target)).to_numpy()
-    elif settings.event is not None and settings.event_weights:
-        weights = [settings.event_weights.get(each, 0) for each in rows.column(settings.event).to_pylist()]
-        counts &= np.array(weights, float) > 0
-    kept = rows.filter(pa.array(counts))
-    for user, item in zip(*(kept.column(name).to_pylist() for name in (settings.user, settings.item)), strict=True):
-        items[user].add(item)
-    seen, known = after.recommender.seen, after.catalogues
-    found = {}
-    for user, number in zip(items, known.user_ids([*items]).tolist(), strict=True):
-        own = known.raw_ids("item", seen.of(number).numpy().astype(np.int64)).to_pylist() if number > 0 else ()
-        if new := items[user].difference(own):
-            found[user] = new
-    return found
-
-
-def _ndcg(predictor: Predictor, users: Sequence[Any], wanted: Mapping[Any, set[Any]]) -> NDArray[np.float64]:
-    """(G,) sum over hits at place j of 1 / log2(j + 1), over that of the best list of K."""
-    values = np.zeros(len(users))
-    discounts = 1 / np.log2(np.arange(K) + 2)
-    answers = predictor.recommend(RecommendRequest(users=tuple(users), k=K)) if users else []
-    for place, (user, answer) in enumerate(zip(users, answers, strict=True)):
-        hits = np.array([each.item in wanted[user] for each in answer.items], bool)
-        values[place] = discounts[: len(hits)][hits].sum() / discounts[: len(wanted[user])].sum()
-    return values
+    if not users:
+        return [np.zeros(0)] * 2
+    lists = (Lists(each, {user: wanted[user] for user in users}, K) for each in (before, after))
+    return [each.evaluation((K,)).values["full"][f"ndcg@{K}"] for each in lists]

@@ -16,7 +16,7 @@ Impressions are no acts. Other types count as they do in the dataset: `event_wei
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -186,8 +186,7 @@ class Histories:
     @cached_property
     def _newest(self) -> int | None:
         """The second of the dataset's newest timestamp; None if its timestamps are no seconds since 1970."""
-        summary = self.predictor.spec.metadata.get("summary")
-        last = summary.get("last") if isinstance(summary, Mapping) else None
+        last = self.predictor.spec.summary.get("last")
         try:
             return int(datetime.fromisoformat(f"{last}+00:00").timestamp()) if isinstance(last, str) else None
         except ValueError:

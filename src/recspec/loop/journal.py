@@ -169,40 +169,14 @@ REFUSALS: Mapping[Outcome, str] = {
 }
 """Why an event was not stored."""
 
-EVENT_FIELDS = pa.schema(
-    [
-        ("seq", pa.int64()),
-        ("event_id", pa.string()),
-        ("subject", pa.string()),
-        ("type", pa.string()),
-        ("item", pa.string()),
-        ("value", pa.float64()),
-        ("occurred_at", pa.int64()),
-        ("received_at", pa.int64()),
-        ("request_id", pa.string()),
-        ("position", pa.int32()),
-        ("context", pa.string()),
-    ]
-)
-EXPOSURE_FIELDS = pa.schema(
-    [
-        ("seq", pa.int64()),
-        ("request_id", pa.string()),
-        ("subject", pa.string()),
-        ("served_at", pa.int64()),
-        ("surface", pa.string()),
-        ("model", pa.string()),
-        ("version", pa.string()),
-        ("experiment", pa.string()),
-        ("variant", pa.string()),
-        ("policy", pa.string()),
-        ("seed", pa.string()),
-        ("history_seq", pa.int64()),
-        ("items", pa.string()),
-        ("propensities", pa.string()),
-        ("pool_size", pa.int32()),
-    ]
-)
+
+def fields_of(table: sa.Table) -> pa.Schema:
+    """The names and types of a table's columns."""
+    kinds = {sa.Text: pa.string(), sa.Float: pa.float64(), sa.Integer: pa.int32(), sa.BigInteger: pa.int64()}
+    return pa.schema([(each.name, kinds[type(each.type)]) for each in table.columns])
+
+
+EVENT_FIELDS = fields_of(event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,14 +301,6 @@ class Journal:
                 self._assign(connection, [each for each in shown if each.subject is not None and each.variants])
         return outcomes
 
-    def append(self, events: Sequence[Event]) -> list[Outcome]:
-        """Store events, as `store` does."""
-        return self.store(events)
-
-    def log_exposures(self, exposures: Sequence[Exposure]) -> None:
-        """Store answers, as `store` does."""
-        self.store((), exposures)
-
     def write(self, change: Callable[[sa.Connection], Any]) -> Any:
         """Run `change` in one transaction, alone among writers, and return what it gives."""
         with self._told(), self._writing() as connection:
@@ -368,33 +334,13 @@ class Journal:
         found: int | None = self.scalar(sa.select(event.c.received_at).order_by(event.c.seq.desc()).limit(1))
         return found
 
-    def position_of(self, name: str) -> int:
-        """How far a consumer has read; 0 before its first time."""
-        return int(self.scalar(sa.select(consumer.c.seq).where(consumer.c.name == name)) or 0)
-
     def events(self, after: int = 0, until: int | None = None) -> Iterator[pa.RecordBatch]:
         """Events with after < seq <= until in the order of arrival, in blocks."""
-        return self.blocks(event, EVENT_FIELDS, after, until)
+        return self.blocks(event, after, until)
 
     def exposures(self, after: int = 0, until: int | None = None) -> Iterator[pa.RecordBatch]:
         """Answers with after < seq <= until in the order of arrival, in blocks."""
-        return self.blocks(exposure, EXPOSURE_FIELDS, after, until)
-
-    def events_of(self, subjects: Sequence[str], *, after: int = 0, until: int | None = None) -> list[sa.Row[Any]]:
-        """Events of some users with after < seq <= until, each user's in the order of (occurred_at, seq).
-
-        Rows have seq, subject, type, item, value and occurred_at.
-        """
-        own = event.c
-        found: list[sa.Row[Any]] = []
-        for start in range(0, len(subjects), AT_ONCE):
-            # `after` is looked at in Python: the index knows the user and the time alone
-            asked = sa.select(own.seq, own.subject, own.type, own.item, own.value, own.occurred_at).where(
-                own.subject.in_(subjects[start : start + AT_ONCE])
-            )
-            rows = self.rows(asked.order_by(own.subject, own.occurred_at, own.seq))
-            found += [each for each in rows if each.seq > after and (until is None or each.seq <= until)]
-        return found
+        return self.blocks(exposure, after, until)
 
     def history(
         self, subject: str, *, most: int, after: int = 0, since: int = -1, until: int | None = None
@@ -436,12 +382,12 @@ class Journal:
     def blocks(
         self,
         table: sa.Table,
-        fields: pa.Schema,
         after: int,
         until: int | None,
         where: sa.ColumnElement[bool] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Rows of a table with after < seq <= until, and for which `where` holds, in the order of arrival."""
+        fields = fields_of(table)
         while True:
             asked = sa.select(table).where(table.c.seq > after).order_by(table.c.seq).limit(BLOCK_ROWS)
             asked = asked if until is None else asked.where(table.c.seq <= until)

@@ -21,7 +21,7 @@ from recspec.base.errors import DataError, SettingsError, listed, nearest, unkno
 from recspec.base.files import mkdir_or_undo, whole_folder
 from recspec.data.encoding import row_at
 from recspec.loop.events import FIELDS, read_events
-from recspec.loop.journal import EVENT_FIELDS, EXPOSURE_FIELDS, NEWEST, REFUSALS, Journal, event, exposure, now_us
+from recspec.loop.journal import NEWEST, REFUSALS, Journal, event, exposure, fields_of, now_us
 from recspec.loop.upkeep import DAY_US, day_text
 
 TimeUnit = Literal["s", "ms", "us"]
@@ -117,8 +117,7 @@ def _names(
         for key in needed
         if key not in has and key not in columns
     ]
-    if problems:
-        raise SettingsError.of(f"{path}: has {listed(there)}", problems)
+    SettingsError.refuse(f"{path}: has {listed(there)}", problems)
     return has
 
 
@@ -174,7 +173,7 @@ def _store(journal: Journal, rows: Sequence[Mapping[str, Any]], path: Path, firs
     read = read_events(rows, now_us())
     for each in read.refused:
         found.refuse(f"{path}: {row_at(first + each.index)}", each.reason)
-    for index, outcome in zip(read.places, journal.append(read.events), strict=True):
+    for index, outcome in zip(read.places, journal.store(read.events), strict=True):
         if outcome in found.counts:
             found.counts[outcome] += 1
         else:
@@ -199,17 +198,14 @@ def export_days(
         For events and exposures, the rows of each day.
     """
     written: dict[str, dict[str, int]] = {}
-    kinds = {
-        "events": (event, event.c.received_at, EVENT_FIELDS),
-        "exposures": (exposure, exposure.c.served_at, EXPOSURE_FIELDS),
-    }
-    for name, (table, time, fields) in kinds.items():
+    kinds = {"events": (event, event.c.received_at), "exposures": (exposure, exposure.c.served_at)}
+    for name, (table, time) in kinds.items():
         counts = written[name] = dict[str, int]()
         for day, first, last in _days(journal, table, time, since, until):
             own = sa.and_(time >= day * DAY_US, time < (day + 1) * DAY_US)
             text = day_text(day)
             with mkdir_or_undo(out / name), whole_folder(out / name / f"day={text}") as folder:
-                counts[text] = _write(journal.blocks(table, fields, first - 1, last, own), fields, folder)
+                counts[text] = _write(journal.blocks(table, first - 1, last, own), fields_of(table), folder)
     return written
 
 

@@ -4,15 +4,14 @@ A logged list has K slots; b_k and e_k are the chances of its item at slot k, gi
 the target policy. Weights are w_k = e_k / b_k and w_1:k = w_1 ... w_k; rewards r_k are clicks. Each estimate is a mean
 over N lists; for single choices (K = 1) RIPS is IPS, SN-RIPS is SNIPS, and cascade-DR is DR.
 
-    IPS         w_1:K sum_k r_k                                     clipped: min(w_1:K, c) sum_k r_k
+    IPS         w_1:K sum_k r_k
     SNIPS       sum_i w_1:K sum_k r_k / sum_i w_1:K                 over lists i
     RIPS        sum_k w_1:k r_k                                     McInerney et al., 2020
     SN-RIPS     sum_k (sum_i w_1:k r_k / sum_i w_1:k)
-    IIPS        sum_k m_k r_k, with m_k the ratio of marginal chances of the item at slot k
     DM          E_e[q], the reward that a model q predicts for the target's choice
     cascade-DR  sum_k (w_1:k (r_k - q_k) + w_1:k-1 E_e[q_k])        Kiyohara et al., 2022
 
-RIPS and cascade-DR take it that a click depends on the items above alone, IIPS on no other item.
+RIPS and cascade-DR take it that a click depends on the items above alone.
 
 Errors are clustered by user. Each estimate is a sum of ratios R = sum_i N_i / sum_i D_i; a user has the value
 R + (N_u - R D_u) / mean D, so that the mean over users is R, and their variance over G users is R's (delta method).
@@ -46,8 +45,6 @@ ROUNDING = 0.001
 """Of chances that a model gives again: 1e-7 of its scores, at any temperature."""
 LEAST_EXPECTED = 5.0
 """Expected count of a cell of the chi-square test; smaller ones are joined."""
-CLIP = 10.0
-"""Largest weight of the clipped estimate."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +101,6 @@ def snips(lists: LoggedLists) -> Iterator[Ratio]:
     yield lists.weights[:, -1] * lists.rewards.sum(1), lists.weights[:, -1]
 
 
-def clipped(lists: LoggedLists) -> Iterator[Ratio]:
-    """IPS with weights up to `CLIP`; too low where rewards are positive."""
-    yield np.minimum(lists.weights[:, -1], CLIP) * lists.rewards.sum(1), lists.ones
-
-
 def rips(lists: LoggedLists) -> Iterator[Ratio]:
     """Unbiased if clicks depend on the items above alone."""
     yield (lists.weights * lists.rewards).sum(1), lists.ones
@@ -141,11 +133,6 @@ Estimator = Callable[[LoggedLists], Iterator[Ratio]]
 
 OF_CHOICES: Mapping[str, Estimator] = MappingProxyType({"dm": direct, "ips": ips, "snips": snips, "dr": cascade_dr})
 OF_LISTS: Mapping[str, Estimator] = MappingProxyType({"rips": rips, "sn_rips": sn_rips, "cascade_dr": cascade_dr})
-
-
-def iips(chances: Values, target: Values, rewards: Values) -> Iterator[Ratio]:
-    """Each slot alone, by the marginal chances (N, K) of its item at it under both policies."""
-    yield (target / chances * rewards).sum(1), np.ones(len(rewards))
 
 
 def estimate(ratios: Iterator[Ratio], users: NDArray[np.int64]) -> Estimate:

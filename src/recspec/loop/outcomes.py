@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from recspec.base.errors import DataError, how_many, listed
 from recspec.loop.assignment import Experiment, Metric, position
 from recspec.loop.events import IMPRESSION
 from recspec.loop.interleaving import INTERLEAVED, TEAMS
-from recspec.loop.journal import AT_ONCE, Journal, assignment, event, exposure
+from recspec.loop.journal import AT_ONCE, Journal, assignment, event, experiment, exposure, now_us
 from recspec.loop.statistics import UnitValues, Values
 
 MILLISECONDS, ERROR = "milliseconds", "error"
@@ -252,3 +252,37 @@ def _object(text: str) -> dict[str, Any]:
 def _list(text: str) -> list[Any]:
     found = json.loads(text)
     return found if isinstance(found, list) else []
+
+
+# --- who takes part ---------------------------------------------------------------------------------------------------
+
+
+def register(journal: Journal, experiments: Sequence[Experiment]) -> None:
+    """Store what a file says of experiments; of one that is known, its newest definition."""
+
+    def change(connection: sa.Connection) -> None:
+        known = {*connection.execute(sa.select(experiment.c.name)).scalars()}
+        for each in experiments:
+            values = {"definition": each.model_dump_json(exclude_defaults=True)}
+            if each.name in known:
+                connection.execute(sa.update(experiment).where(experiment.c.name == each.name).values(values))
+            else:
+                connection.execute(sa.insert(experiment).values(name=each.name, started_at=now_us(), **values))
+
+    if experiments:
+        journal.write(change)
+
+
+def recorded_variants(journal: Journal, experiments: Sequence[Experiment], subject: str) -> dict[str, str]:
+    """Experiment -> variant that a user got first."""
+    own = assignment.c
+    asked = sa.select(own.experiment, own.variant).where(own.subject == subject)
+    found = journal.rows(asked.where(own.experiment.in_([each.name for each in experiments])))
+    return {row.experiment: row.variant for row in found}
+
+
+def users_of_variants(journal: Journal) -> dict[tuple[str, str], int]:
+    """(experiment, variant) -> its number of users."""
+    own = assignment.c
+    asked = sa.select(own.experiment, own.variant, sa.func.count().label("users")).group_by(own.experiment, own.variant)
+    return {(row.experiment, row.variant): row.users for row in journal.rows(asked)}

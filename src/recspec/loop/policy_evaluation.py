@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from recspec.base.config import Duration, Settings, duration_in
+from recspec.base.config import Duration, Settings, micros_in
 from recspec.base.errors import DataError, RequestError, SettingsError, how_many
 from recspec.base.files import manifest
 from recspec.bundle import DataRecord
@@ -95,7 +95,7 @@ def evaluate_journal(
         DataError: if there are no such lists, or they tell nothing of a run, with every reason.
         SettingsError: for a number of slots that no list has.
     """
-    window = round(duration_in(settings.window, "window", dated=True) * 1_000_000)
+    window = micros_in(settings.window)
     learned = [each.spec.trained_to for each in runs.values()]
     shown = read_shown_lists(
         journal, act=settings.event, window=window, at=now_us() if at is None else at, after=max(learned)
@@ -111,8 +111,7 @@ def evaluate_journal(
         target = Target(shown, predictor, journal, policy, progress)
         problems += [f"{name}: {problem}" if len(runs) > 1 else problem for problem in target.problems(max(ks))]
         found[name], intervals[name] = target.evaluation(ks, settings)
-    if problems:
-        raise DataError.of(f"{journal.shown}: its {how_many(len(shown.users), 'list')} can't tell", problems)
+    DataError.refuse(f"{journal.shown}: its {how_many(len(shown.users), 'list')} can't tell", problems)
     data = DataRecord(path=journal.shown, digest=shown.digest, name=SPLIT)
     first, *others = runs
     asked = Asked(None, settings.model_dump(mode="json"), False, tuple(others))

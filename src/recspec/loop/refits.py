@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recspec.base.errors import BundleError, DataError, Interrupted, RecspecError
-from recspec.base.files import clear_abandoned, locked_inside, put_in_place, staging, whole_file
+from recspec.base.files import clear_abandoned, locked_inside, put_in_place, staging, write_whole
 from recspec.bundle import folder as bundle
 from recspec.bundle import run_record, versions
 from recspec.training import Learning, dataset_of, parts_of, refit
@@ -38,8 +38,7 @@ class Refits:
 
 def mark(home: Path) -> None:
     """Note that the weights of a run's bundle, or of an update's, were shaped by somebody who is forgotten now."""
-    with whole_file(home / MARK) as temporary:
-        temporary.write_text(json.dumps({"since": run_record.now()}) + "\n", encoding="utf-8")
+    write_whole(home / MARK, json.dumps({"since": run_record.now()}) + "\n")
 
 
 def refit_runs(under: Path, learning: Learning) -> Refits:

@@ -29,7 +29,7 @@ import sqlalchemy as sa
 from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
 
-from recspec.base.config import Duration, duration_in
+from recspec.base.config import Duration, micros_in
 from recspec.base.errors import DataError, Interrupted, RecspecError, how_many
 from recspec.base.files import local
 from recspec.bundle import folder as bundle
@@ -168,7 +168,7 @@ class Updater:
             new = self._read(spec, raw)
             numbers, age = new.rows.table.column(SEQ).to_numpy(), self.clock() - new.oldest
             count = int(np.count_nonzero(numbers > beyond))
-            waits = count < self.settings.min_events and age < self._micros("max_age", self.settings.max_age)
+            waits = count < self.settings.min_events and age < micros_in(self.settings.max_age)
             if not len(numbers) or waits:
                 judged = f", and {len(numbers) - count:,} that judged before" if count < len(numbers) else ""
                 return replace(here, why=how_many(count, "new row") + judged, notes=(*new.rows.notes(),))
@@ -182,7 +182,7 @@ class Updater:
 
         An error is told, and the next attempt may do better: a journal comes back, another process ends.
         """
-        last, beyond, every = None, 0, self._micros("every", self.settings.every or "15m") / SECOND
+        last, beyond, every = None, 0, micros_in(self.settings.every or "15m") / SECOND
         while not stop.is_set():
             began = time.monotonic()
             try:
@@ -202,7 +202,7 @@ class Updater:
         """The raw rows of what the dataset does not hold yet."""
         journal, where = self.journal, str(spec.folder)
         check_times(raw, where)
-        if spec.metadata.get("journal", self._journal_id) != self._journal_id:
+        if spec.metadata.get("journal", journal.id) != journal.id:
             raise DataError(
                 f"{where}: holds events of another journal than {journal.shown}; name that one, or train a new run for "
                 "this one (docs/guides/learning_shop.md, several hosts)"
@@ -212,7 +212,7 @@ class Updater:
             rows = rows_of_events(journal.events(after, newest), raw, self.settings.types)
             oldest = self._received(after) if len(rows.table) else 0
             return _New(rows, newest, oldest=oldest)
-        window = self._micros("window", self.settings.window)
+        window = micros_in(self.settings.window)
         closed = self.clock() - window
         exposures_to = spec.exposures_to
         answers = _before(journal.exposures(exposures_to), closed)
@@ -234,7 +234,7 @@ class Updater:
         try:
             written = table.slice(0, cut).drop_columns([name for name in (SEQ, LABEL) if name in table.column_names])
             pq.write_table(written, file)
-            told: dict[str, object] = {"trained_to": trained_to, "journal": self._journal_id}
+            told: dict[str, object] = {"trained_to": trained_to, "journal": self.journal.id}
             told |= {"exposures_to": exposures_to} if exposures_to else {}
             made = next_version(run, file, self.learning, data=self.data, metadata=told)
         finally:
@@ -278,14 +278,6 @@ class Updater:
         own = tables.event.c
         asked = sa.select(sa.func.max(own.seq)).where(own.seq > after, own.received_at < moment)
         return int(self.journal.scalar(asked) or after)
-
-    def _micros(self, setting: str, duration: str) -> int:
-        return round(duration_in(duration, setting, dated=True) * SECOND)
-
-    @property
-    def _journal_id(self) -> str:
-        """What tells this journal from another one."""
-        return self.journal.digest_of("")[:16]
 
     # --- what becomes of it -------------------------------------------------------------------------------------------
 

@@ -67,12 +67,13 @@ def summarize(journal: Journal) -> JournalSummary:
         rows,
         days,
         int(journal.scalar(sa.select(sa.func.coalesce(sa.func.sum(daily.c.events), 0)))),
-        _consumers(journal),
+        consumers_of(journal),
         _size(journal),
     )
 
 
-def _consumers(journal: Journal) -> dict[str, int]:
+def consumers_of(journal: Journal) -> dict[str, int]:
+    """Consumer -> the newest event that it has read."""
     rows = journal.rows(sa.select(consumer.c.name, consumer.c.seq).order_by(consumer.c.name))
     return {each.name: each.seq for each in rows}
 
@@ -143,7 +144,7 @@ def verify_journal(journal: Journal) -> Checked:
         twice = sa.select(column).group_by(column).having(sa.func.count() > 1)
         for (name,) in journal.rows(twice.limit(MOST_PROBLEMS)):
             problems.add(f"{table.name}: two rows have the id", repr(name))
-    for name, seq in _consumers(journal).items():
+    for name, seq in consumers_of(journal).items():
         if seq > highest:  # as after a restored backup; it would miss events
             problems.add(f"a consumer is ahead of the events ({highest})", f"{name} ({seq})")
     if problems.found:

@@ -3,8 +3,3 @@
 from recspec.metrics import measures
 from recspec.metrics.calibration import Calibration, CalibrationError, Method, calibration_error, fit
 from recspec.metrics.measures import AT_K, Ranking, Values, auc
-
-__all__ = [
-    "AT_K", "Calibration", "CalibrationError", "Method", "Ranking", "Values", "auc", "calibration_error", "fit",
-    "measures",
-]  # fmt: skip

@@ -218,8 +218,7 @@ class Inputs(nn.Module):
     ) -> None:
         super().__init__()
         ids, self.numbers = ids_and_numbers(spec, spec.inputs())
-        if problems := list_problems(spec, self.numbers, who):
-            raise SettingsError.of(who, problems)
+        SettingsError.refuse(who, list_problems(spec, self.numbers, who))
         self.histories = Histories(spec, who)
         pairs = self.histories.pairs
         self.others = tuple(name for name in ids if name not in pairs)

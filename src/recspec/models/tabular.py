@@ -46,8 +46,7 @@ class Tabular(Model):
         super().__init__(spec, settings, table_rows)
         self.ids, self.numbers = ids_and_numbers(spec, spec.inputs())
         self.number_widths = number_widths(spec, self.numbers)
-        if problems := self.problems():
-            raise SettingsError.of(self.name, problems)
+        SettingsError.refuse(self.name, self.problems())
 
     def problems(self) -> list[str]:
         """Why the specification and the settings make no model, a sentence each."""

@@ -159,8 +159,7 @@ class TwoTower(Model):
         problems = list_problems(spec, numbers, self.name)
         if not sides["request"]:
             problems.append("there is no feature to read in the roles user, context and history")
-        if problems:
-            raise SettingsError.of(self.name, problems)
+        SettingsError.refuse(self.name, problems)
         user_id = spec.user_id if any(_is_id(spec, name) for name in spec.role("user")) else None
         self.request_tower = Tower(spec, sides["request"], user_id, settings, settings.dim, table_rows)
         self.item_tower = Tower(spec, items, self.item_id, settings, settings.dim + settings.item_bias, table_rows)

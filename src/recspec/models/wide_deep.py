@@ -443,5 +443,4 @@ def _check(spec: FeatureSpec, settings: WideDeepSettings) -> None:
     for setting, used in (("wide_features", settings.use_wide), ("deep_features", settings.use_deep)):
         if used and not _chosen(spec, getattr(settings, setting)):
             problems.append(f"{setting}: there is no feature to read in the roles user, item and context")
-    if problems:
-        raise SettingsError.of("wide_deep", problems)
+    SettingsError.refuse("wide_deep", problems)

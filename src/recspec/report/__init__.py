@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recspec.base.errors import DataError, SettingsError, of_the_machine
-from recspec.base.files import local, whole_file
+from recspec.base.files import local, whole_file, write_whole
 from recspec.report import dataset_summary
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ def write_experiment_page(report: ExperimentReport, out: str | Path) -> Path:
 
 def _write(file: Path, text: str) -> Path:
     try:
-        with whole_file(file) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_whole(file, text)
     except OSError as error:
         why = of_the_machine(error) or error
         raise DataError(f"{file}: the report could not be written: {why}; give another place with --out") from None

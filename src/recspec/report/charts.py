@@ -101,20 +101,17 @@ def columns(
     title: str,
     x: str,
     y: str,
-    labels: Sequence[str] = (),
     log: bool = False,
 ) -> Markup:
-    """A histogram: columns between edges; `labels` name the places instead of numbers."""
+    """A histogram: columns between edges."""
     left, right = np.asarray(edges[:-1], float), np.asarray(edges[1:], float)
     with _drawing(name, title, x, y) as chart:
         bars = chart.axes.bar(left, heights, right - left, align="edge", color=SERIES[0], linewidth=0.4, edgecolor=LINE)
-        told = labels or [f"{a:.4g} to {b:.4g}" for a, b in zip(left, right, strict=True)]
-        chart.hover_patches(bars, [f"{a}: {b:,.4g}" for a, b in zip(told, heights, strict=True)])
+        told = [f"{a:.4g} to {b:.4g}: {of:,.4g}" for a, b, of in zip(left, right, heights, strict=True)]
+        chart.hover_patches(bars, told)
         if log:
             chart.axes.set_xscale("log")
             chart.count_in_tens(float(left[0]), float(right[-1]))
-        if labels:
-            chart.name_places((left + right) / 2, labels)
         return chart.figure(f"{y} by {x}; the highest column is {max(heights, default=0):,.4g}.")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.base.errors import SpecError
-from recspec.data.storage import LABEL_AUC, Ragged, label_columns, open_split
+from recspec.data.storage import LABEL_AUC, label_columns, open_split, scalar
 from recspec.feature_spec import FeatureSpec
 from recspec.report.page import percent
 
@@ -113,7 +113,7 @@ def figures_of(spec: FeatureSpec) -> DatasetFigures:
     Raises:
         DataError: the first values found that contradict the specification; `check` finds all.
     """
-    roles = {role: name for role in ("user", "item") if (name := _id(spec, role)) and num_ids(spec, name) <= MOST_IDS}
+    roles = {role: name for role in ("user", "item") if (name := spec.id_of(role)) and num_ids(spec, name) <= MOST_IDS}
     first = {role: int(spec.reserves_unknown(name)) for role, name in roles.items()}  # ids of real users and items
     read = {split: _read(spec, split, roles) for split in spec.splits}
     times = [each.times for each in read.values() if each.times is not None and len(each.times)]
@@ -164,7 +164,7 @@ def sample(spec: FeatureSpec, split: str, names: Sequence[str], most: int = MOST
     for start in range(0, reader.num_rows, BLOCK):
         block = reader.read(start, start + BLOCK)
         kept = slice((-start) % step, None, step)
-        parts.append({name: _scalar(block[name])[kept] for name in names})
+        parts.append({name: scalar(block[name])[kept] for name in names})
     return {name: np.concatenate([part[name] for part in parts]) for name in names} if parts else {}
 
 
@@ -192,30 +192,16 @@ def _read(spec: FeatureSpec, split: str, roles: Mapping[str, str]) -> _Events:
     for block in reader.batches(BLOCK):
         kept: Any = slice(None)
         if label is not None:
-            labels = _scalar(block[label])
+            labels = scalar(block[label])
             total += float(labels.sum(dtype=np.float64))
             kept = labels > 0 if spec.has_series else kept
         for name in wanted:
-            parts[name].append(_scalar(block[name])[kept])
+            parts[name].append(scalar(block[name])[kept])
     joined = {name: np.concatenate(each) if each else np.zeros(0) for name, each in parts.items()}
     ids = {role: joined[name].astype(np.int64) for role, name in roles.items() if name in joined}
     times = None if time is None else joined[time].astype(np.float64)
     mean = total / reader.num_rows if label is not None and reader.num_rows else None
     return _Events(reader.num_rows, mean, ids, None if times is None else times[np.isfinite(times)])
-
-
-def _scalar(column: object) -> NDArray[Any]:
-    assert not isinstance(column, Ragged), "an id, a time or a label is a scalar"
-    assert isinstance(column, np.ndarray)
-    return column
-
-
-def _id(spec: FeatureSpec, role: str) -> str | None:
-    """The feature that identifies users or items, if there is one."""
-    try:
-        return spec.user_id if role == "user" else spec.item_id
-    except SpecError:
-        return None
 
 
 def _known(spec: FeatureSpec, feature: str, ids: Ids, first: int) -> NDArray[np.bool_]:
@@ -280,9 +266,9 @@ def leaks_of(spec: FeatureSpec) -> Leaks:
         ]
         _add(found, told, f"No column alone orders the labels of train as well as AUC {LABEL_AUC}.")
         _rows_in_train(spec, held_out, found)
-    if _id(spec, "item"):
+    if spec.id_of("item"):
         _add(found, list(_targets_told(spec, held_out)), f"No column beside the item tells the items of {held_out}.")
-    if _id(spec, "user") and _id(spec, "item"):
+    if spec.id_of("user") and spec.id_of("item"):
         _pairs_in_train(spec, held_out, found)
     if time_of(spec, "train") and time_of(spec, held_out):
         _future(spec, held_out, found)
@@ -300,7 +286,7 @@ def _add(found: Leaks, sentences: list[str], otherwise: str) -> None:
 def _targets_told(spec: FeatureSpec, held_out: str) -> Iterator[str]:
     """Columns of users and contexts whose value names the item of held-out positives."""
     item, own = spec.item_id, spec.vocabulary(spec.item_id)
-    described = {*spec.role("item"), *([spec.user_id] if _id(spec, "user") else [])}
+    described = {*spec.role("item"), *([spec.user_id] if spec.id_of("user") else [])}
     both = {*spec.columns("train")} & {*spec.columns(held_out)}
     names = [name for name in spec.inputs(categorical=True, is_list=False) if name in both and name not in described]
     if not names:
@@ -389,7 +375,7 @@ def _pairs_in_train(spec: FeatureSpec, held_out: str, found: Leaks) -> None:
 
 def _future(spec: FeatureSpec, held_out: str, found: Leaks) -> None:
     """Whether held-out rows lie after what train knows of the same user, and of everybody."""
-    user = spec.user_id if _id(spec, "user") else None
+    user = spec.user_id if spec.id_of("user") else None
     names = [str(time_of(spec, "train")), *([user] if user else [])]
     read = _positive if spec.has_series else sample
     train, test = read(spec, "train", names), read(spec, held_out, names)

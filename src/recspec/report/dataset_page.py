@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
-from recspec.base.errors import RecspecError
-from recspec.base.files import confined, local, read_json, whole_file
+from recspec.base.files import local, write_whole
 from recspec.base.summaries import NOTES
 from recspec.data.encoding import Encoder
-from recspec.data.storage import PREPARE_FILE
+from recspec.data.storage import preparation
 from recspec.feature_spec import NO_FILES, FeatureSpec
 from recspec.report import charts
 from recspec.report.dataset_figures import DatasetFigures, Ids, SplitFigures, figures_of, leaks_of
@@ -42,8 +41,7 @@ def write_dataset_page(spec: FeatureSpec, out: Path) -> Path:
     """
     out = local(out, "the page")
     text = dataset_page(spec)
-    with whole_file(out) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_whole(out, text)
     return out
 
 
@@ -207,11 +205,7 @@ def _moments(seconds: Sequence[float], span: float) -> list[str]:
 
 def _notes(spec: FeatureSpec) -> dict[str, list[str]]:
     """What the preparation inferred, dropped and changed, by its heading."""
-    try:
-        record = read_json(confined(spec.folder, PREPARE_FILE))
-    except RecspecError:
-        return {}
-    summary = record.get("summary") if isinstance(record, dict) else None
+    summary = preparation(spec.folder).get("summary")
     found = {}
     for name in NOTES:
         told = summary.get(name) if isinstance(summary, dict) else None

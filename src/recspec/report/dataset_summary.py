@@ -249,22 +249,14 @@ class RawNames:
             raw = [_bucket(encoder, number) for number in ids.tolist()]
         else:
             raw = [str(number - self.spec.shift(name)) for number in ids.tolist()]
-        if self.titles is not None and name == self._item:
+        if self.titles is not None and name == self.spec.id_of("item"):
             told = [self._title(number) for number in ids.tolist()]
             raw = [f"{title} ({each})" if title else each for title, each in zip(told, raw, strict=True)]
         return raw
 
-    @property
-    def _item(self) -> str | None:
-        try:
-            return self.spec.item_id
-        except RecspecError:
-            return None
-
     def _title(self, number: int) -> str | None:
         assert self.titles is not None
-        assert self._item is not None
-        row = number - int(self.spec.reserves_unknown(self._item))
+        row = number - int(self.spec.reserves_unknown(self.spec.item_id))
         return self.titles[row].as_py() if 0 <= row < len(self.titles) else None
 
     def _titles(self) -> pa.ChunkedArray | None:
@@ -285,11 +277,8 @@ def top_values(
     Hashed features are left out, because nothing tells what their ids stand for; so are those of very many ids.
     """
     wanted = [name for name in spec.inputs(categorical=True) if only is None or name in only]
-    held = [
-        name
-        for name in spec.columns(split)
-        if name in wanted and num_ids(spec, name) <= MOST_COUNTED and not _is_hashed(names.encoder(name))
-    ]
+    held = [name for name in spec.columns(split) if name in wanted and num_ids(spec, name) <= MOST_COUNTED]
+    held = [name for name in held if getattr(names.encoder(name), "kind", "") not in ("hash", "cross")]
     counts = {name: np.zeros(spec.num_ids(name), np.int64) for name in held}
     for block in open_split(spec, split, held).batches(BLOCK) if held else ():
         for name in held:
@@ -309,7 +298,8 @@ def numbers_of(spec: FeatureSpec, split: str, names: RawNames) -> Mapping[str, N
         encoder, stored = names.encoder(name), np.asarray(column)
         fill = fill_of(encoder)
         filled = None if fill is None else stored == fill
-        if filled is not None and _fills_by_mean(encoder) and not filled.all():
+        of_mean = isinstance(encoder, ScaleEncoder) and encoder.missing is None
+        if filled is not None and of_mean and not filled.all():
             stored = stored[~filled]
         values, is_raw = _unscaled(encoder, stored.astype(np.float64))
         values = values[np.isfinite(values)]
@@ -332,14 +322,6 @@ def fill_of(encoder: Encoder | None) -> np.float32 | None:
     if not isinstance(encoder, (NumberEncoder, ScaleEncoder)):
         return None
     return np.float32(raw_values.encode_numbers(encoder, np.array([np.nan]))[0])
-
-
-def _fills_by_mean(encoder: Encoder | None) -> bool:
-    return isinstance(encoder, ScaleEncoder) and encoder.missing is None
-
-
-def _is_hashed(encoder: Encoder | None) -> bool:
-    return encoder is not None and encoder.kind in ("hash", "cross")
 
 
 def _top(spec: FeatureSpec, name: str, counts: NDArray[np.int64], names: RawNames) -> TopValues:

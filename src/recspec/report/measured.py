@@ -34,6 +34,8 @@ from recspec.report.run_facts import RunFacts
 MODEL = "model"
 NORMAL = 1.959964  # standard errors on each side of a 95 % interval
 PROTOCOLS = ("full", "sampled", "rows")
+MAIN = ("ndcg", "auc", "mrr", "cascade_dr", "dr")
+"""Starts of the names of metrics to look at first."""
 
 MEANINGS = {
     "hit_rate": "share of users with a relevant item among the first k",
@@ -132,8 +134,9 @@ class Answer:
     @cached_property
     def main(self) -> str:
         """The metric to look at first."""
-        found = main_metric({self.protocol: self.saved.metrics.get(self.protocol, {})})
-        return found[1] if found else ""
+        names = [*self.saved.metrics.get(self.protocol, {})]
+        usual = (name for start in MAIN for name in names if name.startswith(start))
+        return next(usual, next(iter(names), ""))
 
     @property
     def best_baseline(self) -> str | None:
@@ -290,20 +293,6 @@ def _mean(values: np.ndarray[Any, Any], thinned: float) -> Measured:
     if count < 2:
         return Measured(float(values.mean()) if count else float("nan"))
     return Measured(float(values.mean()), float(values.std(ddof=1) / math.sqrt(count)) * math.sqrt(thinned))
-
-
-def main_metric(held: Mapping[str, Mapping[str, float]], wanted: str = "") -> tuple[str, str] | None:
-    """The metric that chose the model, or else the usual one of the hardest protocol."""
-    protocol, _, metric = wanted.partition("/")
-    if metric in held.get(protocol, {}):
-        return protocol, metric
-    for protocol in dict.fromkeys(("full", "sampled", "rows", *held)):
-        names = [*held.get(protocol, {})]
-        starts = ("ndcg", "auc", "mrr", "cascade_dr", "dr")
-        usual = [name for start in starts for name in names if name.startswith(start)]
-        if usual or names:
-            return protocol, (usual or names)[0]
-    return None
 
 
 # --- two runs ---------------------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.base.errors import RecspecError, how_many
-from recspec.base.files import PathError, confined, local, parse_json, read_json, special
+from recspec.base.files import PathError, confined, local, parse_json, special
 from recspec.bundle import Card, DataRecord, RunRecord, data_digest, folder, meaning_digest, run_record
-from recspec.data.storage import PREPARE_FILE
+from recspec.data.storage import preparation
 from recspec.evaluation import SavedEvaluation, read_events, read_rows, saved
 from recspec.feature_spec import FOLD_IN, SIGNALS, FeatureSpec
 from recspec.inference import Predictor, Recommendation, RecommendRequest
@@ -117,13 +117,7 @@ class RunFacts:
     @cached_property
     def preparation(self) -> Mapping[str, Any]:
         """What `prepare.json` says; empty without the dataset."""
-        if self.data is None:
-            return {}
-        try:
-            found = read_json(confined(self.data.folder, PREPARE_FILE))
-        except RecspecError:
-            return {}
-        return found if isinstance(found, dict) else {}
+        return {} if self.data is None else preparation(self.data.folder)
 
     @cached_property
     def predictor(self) -> Predictor:

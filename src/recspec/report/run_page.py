@@ -525,7 +525,7 @@ def data_of(run: RunFacts) -> dict[str, Any]:
     if figures is not None:
         parts = {"tiles": overview(figures), "splits": splits_table(figures), "charts": distributions(figures)}
         return {**found, "figures": figures, **parts}
-    summary = mapping(run.spec.metadata, "summary")
+    summary = run.spec.summary
     shown = {
         name.replace("_", " ").capitalize(): number(value)
         for name, value in summary.items()

@@ -5,8 +5,3 @@ from recspec.serving.running import BackgroundServer, serve
 from recspec.serving.server import Addresses, ServerOptions
 from recspec.serving.settings import Limits, RepositorySettings, ServeSettings
 from recspec.serving.showing import Showing
-
-__all__ = [
-    "Addresses", "BackgroundServer", "Limits", "RepositorySettings", "ServeSettings", "ServerOptions", "Showing",
-    "serve", "sources_of",
-]  # fmt: skip

@@ -76,8 +76,7 @@ def sources_of(named: Sequence[str]) -> tuple[Source, ...]:
         sources.append(Source(name, folder))
     if not sources:
         problems.append("no model was named; name a run, a bundle, or NAME=PATH")
-    if problems:
-        raise SettingsError.of("models", problems)
+    SettingsError.refuse("models", problems)
     return tuple(sources)
 
 

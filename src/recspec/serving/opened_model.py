@@ -19,7 +19,6 @@ from recspec.base.files import manifest, removed
 from recspec.bundle import versions
 from recspec.data.encoding import CrossEncoder, Encoders
 from recspec.data.storage import Ragged
-from recspec.evaluation import id_feature
 from recspec.export import (
     Arrays,
     ExportedModel,
@@ -265,7 +264,7 @@ def _read(predictor: Predictor) -> Predictor:
     """A predictor that has read its catalogues and its pipeline, instead of at their first use."""
     _ = predictor.pipeline
     for role in ROLES:
-        if id_feature(predictor.spec, role) is not None:
+        if predictor.spec.id_of(role) is not None:
             predictor.catalogues.of(role)
     return predictor
 

@@ -56,10 +56,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("recspec.serve")
 
 
-NOTHING = (0, 0, 0)
-"""The state of no file of changes."""
-
-
 @dataclass(eq=False)
 class Model:
     """A loaded version of a model, and the number of its users."""
@@ -332,8 +328,7 @@ class Repository:
         async with versions.lock:
             versions.unloaded = False
             problems = await self._refresh(versions, anew=True)
-        if problems:
-            raise BundleError.of(f"model '{versions.name}'", problems)
+        BundleError.refuse(f"model '{versions.name}'", problems)
 
     def refuse_control(self) -> None:
         """Refuse to load or unload a model for a client, unless the server was started with --control."""

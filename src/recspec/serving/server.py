@@ -333,8 +333,7 @@ def check_access(settings: ServeSettings, *, token: str | None, control: bool) -
         problems.append(f"--control: any client could unload the models; give a token too {give}")
     if is_public(host) and token is None and not settings.insecure:
         problems.append(f"--host {host}: admits other machines without a token; give one {give}, or add --insecure")
-    if problems:
-        raise SettingsError.of("serve", problems)
+    SettingsError.refuse("serve", problems)
     check_hosts(settings.allowed_host)
     if is_public(host) and token is None:
         log.warning("%s: every client that reaches this address may use the models; no token is needed", host)

@@ -86,8 +86,7 @@ class Ways:
                     _check_model(self._changed(self.usual, each, variant), served)
                 except RequestError as error:
                     problems += [f"{each.name}, variant '{variant.name}': {problem}" for problem in error.problems]
-        if problems:
-            raise SettingsError.of("experiment", problems)
+        SettingsError.refuse("experiment", problems)
 
     async def variants_of(self, user: str | int) -> dict[str, str]:
         """Experiment -> variant of a user."""

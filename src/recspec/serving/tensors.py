@@ -292,8 +292,7 @@ def checked(tensors: Mapping[str, Tensor], ports: Sequence[Port], max_rows: int)
         refuse_rows(max(sizes), max_rows)
     if not problems and not _all_fit(ports, arrays):
         problems = [found for port in ports if (found := _wrong_value(port, arrays[port.name]))]
-    if problems:
-        raise RequestError.of("request", problems)
+    RequestError.refuse("request", problems)
     return arrays, sizes.pop()
 
 

@@ -246,8 +246,7 @@ class Workers:
             *(each.channel.ask(what, name) for each in self._answering()), return_exceptions=True
         )
         problems = [text for each in answers if isinstance(each, RecspecError) for text in each.problems]
-        if problems:
-            raise BundleError.of(f"model '{name}'", problems)
+        BundleError.refuse(f"model '{name}'", problems)
         self._unloaded = self._unloaded | {name} if what == "unload" else self._unloaded - {name}
 
     async def _metrics(self) -> str:

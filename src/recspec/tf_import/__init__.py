@@ -1,7 +1,3 @@
 """A Wide & Deep model that TensorFlow trained becomes a bundle."""
 
 from recspec.tf_import.wide_deep import import_tf
-
-__all__ = [
-    "import_tf",
-]  # fmt: skip

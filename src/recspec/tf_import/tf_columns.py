@@ -234,8 +234,7 @@ class Columns:
             else:
                 columns.append(found)
         problems += _fit_together(columns, str(label), whole=len(columns) == len(data["columns"]))
-        if problems:
-            raise DataError.of(str(path), problems)
+        DataError.refuse(str(path), problems)
         return cls(tuple(columns), str(label))
 
     @property

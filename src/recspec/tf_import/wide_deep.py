@@ -91,8 +91,7 @@ def _import(model: Path, out: Path, columns: Path) -> Imported:
     expected = _expected(described, variables)
     hidden = [shape[0] for name, (shape, _) in expected.items() if re.fullmatch(r"dnn/hiddenlayer_\d+/bias", name)]
     problems = [*_problems(described, expected, variables), *_problems_of_graph(described, saved, len(hidden))]
-    if problems:
-        raise DataError.of(f"{model} with the columns of {columns}", problems)
+    DataError.refuse(f"{model} with the columns of {columns}", problems)
     values = {name: _numbers(variables, name) for name in expected}
     with tempfile.TemporaryDirectory() as sides:
         spec = _specification(described, Path(sides))

@@ -21,10 +21,3 @@ from recspec.training.updating import (
     parts_of,
     update,
 )
-
-__all__ = [
-    "RECIPE", "Blended", "Choice", "Event", "FitPlan", "Learning", "Plan", "Result", "TrackedSearch", "TrainSettings",
-    "TrainingPlan", "TrainingRun", "UpdateSettings", "Updated", "arithmetic", "blend_runs", "check_run",
-    "dataset_of", "has_checkpoint", "make_plan", "next_version", "parts_of", "plan_run", "refit", "remove_run",
-    "require_mlflow", "send_file", "task_of", "train", "update",
-]  # fmt: skip

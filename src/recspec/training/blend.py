@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -113,7 +114,7 @@ def blend_runs(
             members, value, alone, users = chosen.members, chosen.value, list(chosen.alone), chosen.users
             metrics = chosen.metrics
         kept = [(part, each) for part, each in zip(members, trained, strict=True) if part is not None]
-        blend = blend_of(trained[0].spec, [(part, _item_model(each)) for part, each in kept], Blend)
+        blend = blend_of(trained[0].spec, [(part, cast(ItemModel, each.model)) for part, each in kept], Blend)
         card = Card(
             model=Blend.name,
             settings=blend.settings.model_dump(mode="json"),
@@ -137,11 +138,6 @@ def blend_runs(
         return Blended(where, runs, members, metric, value, alone, users)
 
 
-def _item_model(trained: Bundle) -> ItemModel:
-    assert isinstance(trained.model, ItemModel)
-    return trained.model
-
-
 def _splits(trained: Bundle) -> Sequence[object]:
     found = trained.card.trained.get("splits")
     return found if isinstance(found, (list, tuple)) else []
@@ -160,8 +156,7 @@ def _check_together(runs: Sequence[Path], trained: Sequence[Bundle]) -> None:
         for run, each in zip(runs, trained, strict=True)
         if isinstance(each.model, Blend)
     ]
-    if problems:
-        raise SettingsError.of("pipeline blend", problems)
+    SettingsError.refuse("pipeline blend", problems)
     meanings = [meaning_digest(each.spec) for each in trained]
     if problems := [
         f"{run}: was trained on other data than {runs[0]}; train both on one prepared folder"
@@ -186,8 +181,7 @@ def _check_valid(spec: FeatureSpec, runs: Sequence[Path], trained: Sequence[Bund
         for run, each in zip(runs, trained, strict=True)
         if "valid" in _splits(each)
     ]
-    if problems:
-        raise SettingsError.of("pipeline blend", problems)
+    SettingsError.refuse("pipeline blend", problems)
 
 
 def _as_in(like: Path, trained: Sequence[Bundle]) -> list[Member | None]:

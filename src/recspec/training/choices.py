@@ -104,8 +104,7 @@ def check_splits(spec: FeatureSpec, splits: Sequence[str]) -> None:
     if not spec.splits:
         raise SpecError(f"{spec.folder}: {NO_FILES}")
     problems = [unknown("split", split, spec.splits) for split in splits if split not in spec.splits]
-    if problems:
-        raise SpecError.of(f"{spec.folder}: train.train_splits", problems)
+    SpecError.refuse(f"{spec.folder}: train.train_splits", problems)
 
 
 def pick_valid(splits: Sequence[str], settings: TrainSettings, kind: type[Model] = Model) -> Choice[str]:
@@ -211,8 +210,7 @@ def check_users(kind: type[TrainedItemModel], settings: TrainSettings) -> None:
     unread |= {"valid_share": "it learns from whole users, so prepare a split valid"}
     unread |= {"calibration": "its scores are no logits"} if settings.calibration != "none" else {}
     found = [f"train.{name}: {why}" for name, why in unread.items() if getattr(settings, name) not in (None, 0, 0.0)]
-    if found:
-        raise SettingsError.of(f"{kind.name} is trained on users, not on rows; leave these out", found)
+    SettingsError.refuse(f"{kind.name} is trained on users, not on rows; leave these out", found)
 
 
 def check_fit_settings(kind: type[FittedModel], settings: TrainSettings) -> None:

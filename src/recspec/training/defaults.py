@@ -14,9 +14,8 @@ from pydantic import ValidationError
 
 from recspec.base import config
 from recspec.base.errors import SpecError
-from recspec.base.files import PathError, confined, read_json
-from recspec.data.storage import PREPARE_FILE, Ragged, open_split
-from recspec.evaluation import id_feature, list_metric
+from recspec.data.storage import Ragged, open_split, preparation
+from recspec.evaluation import list_metric
 from recspec.feature_spec import FeatureSpec, Role
 from recspec.loading import holds_negatives, negatives_by_default
 from recspec.models import (
@@ -250,7 +249,7 @@ def _num_ids(spec: FeatureSpec, name: str) -> int:
 
 def _num_entities(spec: FeatureSpec, role: Literal["user", "item"]) -> int:
     """Users or items that have an id of their own; 0 without such a feature."""
-    name = id_feature(spec, role)
+    name = spec.id_of(role)
     return spec.num_ids(name) - int(spec.reserves_unknown(name)) if name else 0
 
 
@@ -264,7 +263,7 @@ def _prepared_negatives(spec: FeatureSpec) -> PreparedNegatives | None:
 
 def task_of(spec: FeatureSpec) -> Task:
     """Interactions if the splits were prepared for ranking: a positive and its candidates."""
-    both = id_feature(spec, "user") and id_feature(spec, "item")
+    both = spec.id_of("user") and spec.id_of("item")
     return "interactions" if spec.has_series and both else "clicks"
 
 
@@ -302,20 +301,15 @@ def pick_path(spec: FeatureSpec, model: type[Model] = Model) -> Choice[str]:
         kind, why = "implicit", "rows are interactions without labels: negatives are drawn, ranking judges"
         if threshold is not None:
             kind, why = "rated", f"rows are ratings from {threshold} on, taken as interactions: negatives are drawn"
-    summary = spec.metadata.get("summary")
-    told = [prepared, summary if isinstance(summary, Mapping) else {}, spec.metadata]
-    if any(each.get("split") == "time" for each in told):
+    if any(each.get("split") == "time" for each in (prepared, spec.summary, spec.metadata)):
         return Choice(f"{kind}, split by time", f"{why}; valid and test are the latest rows")
     return Choice(kind, why)
 
 
 def _prepare_settings(spec: FeatureSpec) -> Mapping[str, object]:
     """The settings that the dataset was prepared with, if they are known."""
-    with suppress(PathError):
-        record = read_json(confined(spec.folder, PREPARE_FILE), most=config.MOST_RECIPE_BYTES)
-        found = record.get("settings") if isinstance(record, dict) else None
-        return found if isinstance(found, dict) else {}
-    return {}
+    found = preparation(spec.folder).get("settings")
+    return found if isinstance(found, dict) else {}
 
 
 # --- the metric and the length of a run ------------------------------------------------------------------------------

@@ -129,8 +129,7 @@ class Optimizers:
             if place not in self._places
             for name in kept[place]
         ] or [problem for place, found in kept.items() for problem in self._misfits(place, found)]
-        if problems:
-            raise CheckpointError.of("optimizer tensors in the checkpoint", problems)
+        CheckpointError.refuse("optimizer tensors in the checkpoint", problems)
         for optimizer in self.parts.values():
             optimizer.state.clear()
         for place, found in kept.items():
@@ -175,8 +174,7 @@ def _sorted_into(
             problems.append(f"no parameter's name begins with '{part}'{nearest(part, known)}; {some}")
         elif part and not held:
             problems.append(f"all parameters of '{part}' belong to longer parts; remove it")
-    if problems:
-        raise SettingsError.of("train.parts", problems)
+    SettingsError.refuse("train.parts", problems)
     return members
 
 

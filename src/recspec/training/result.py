@@ -29,7 +29,6 @@ from recspec.evaluation import (
     Report,
     evaluate_baselines,
     evaluate_rows,
-    id_feature,
     interactions_of,
     is_lower_better,
     positives,
@@ -387,7 +386,7 @@ def seen_of(spec: FeatureSpec, known: Interactions | None) -> Seen | None:
 
     These are read unless they are `known` to the model already.
     """
-    if id_feature(spec, "user") is None or id_feature(spec, "item") is None:
+    if spec.id_of("user") is None or spec.id_of("item") is None:
         return None
     known = positives(spec, _known(spec)) if known is None else known
     return Seen.from_interactions(_seen(spec, known), known)

@@ -86,8 +86,7 @@ def warm_start(model: nn.Module, before: nn.Module, optimizers: Optimizers, stat
                 copies.get(name, _leading)(tensor, own[name])
         else:
             problems.append(f"'{name}' was {tuple(tensor.shape)}, and is {tuple(own[name].shape)} now")
-    if problems:
-        raise SettingsError.of("the model can't go on from its weights; train it anew", problems)
+    SettingsError.refuse("the model can't go on from its weights; train it anew", problems)
     return _restore(optimizers, state, own, copies)
 
 
@@ -306,8 +305,7 @@ def next_version(
         result = _make(base, card, parts, grown, folder, learning)
     ended = time.monotonic()
     seconds = {"data": prepared - started, "train": ended - prepared, "all": ended - started}
-    summary = grown.spec.metadata.get("summary")
-    rows = summary.get("rows") if isinstance(summary, dict) else None
+    rows = grown.spec.summary.get("rows")
     whole = sum(file.stat().st_size for file in (folder / run_folder.BUNDLE).rglob("*") if file.is_file())
     return Updated(
         base=base,
@@ -397,8 +395,7 @@ def parts_of(base: Path, card: Card, learning: Learning) -> list[Path] | None:
             problems.append(f"{run}: holds no model of the data that {base} was made on; make it again")
         else:
             found.append(part)
-    if problems:
-        raise BundleError.of(f"{base}: its parts can't be updated", problems)
+    BundleError.refuse(f"{base}: its parts can't be updated", problems)
     return found
 
 

@@ -32,6 +32,7 @@ from recspec.base.files.outputs import (
     turn,
     whole_file,
     whole_folder,
+    write_whole,
 )
 from recspec.base.files.paths import (
     PathError,
@@ -46,12 +47,3 @@ from recspec.base.files.paths import (
     read_text,
     special,
 )
-
-__all__ = [
-    "LINE_BYTES", "LineError", "PathError", "bounded_lines", "check_unpacked", "clear_abandoned", "confine",
-    "confined", "copy", "extract", "hidden_sibling", "is_gzip", "is_locked", "is_own", "lines", "local",
-    "locked", "locked_inside", "manifest", "masked", "mkdir_or_undo", "most_unpacked", "named_path",
-    "open_parquet", "open_zip", "opened", "packing", "parse_json", "put_in_place", "read_json", "read_text",
-    "removed", "special", "staging", "temporary_name", "too_much", "turn", "unpacked_name", "whole_file",
-    "whole_folder",
-]  # fmt: skip

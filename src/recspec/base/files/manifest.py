@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from recspec.base.errors import BundleError
-from recspec.base.files.outputs import whole_file
+from recspec.base.files.outputs import write_whole
 from recspec.base.files.paths import PathError, confined, parse_json, read_text
 
 FILE_NAME = "manifest.json"
@@ -28,8 +28,7 @@ def write(folder: Path) -> str:
     """Write the manifest of all files of the folder; returns its digest."""
     files = {name: _digest(folder / name) for name in names(folder)}
     text = json.dumps({"format": FORMAT, "files": files}, indent=2, sort_keys=True) + "\n"
-    with whole_file(folder / FILE_NAME) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_whole(folder / FILE_NAME, text)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -124,8 +123,7 @@ def names(folder: Path) -> Iterator[str]:
                 found.append(name)
 
     walk("")
-    if problems:
-        raise BundleError.of(str(folder), problems)
+    BundleError.refuse(str(folder), problems)
     return iter(found)
 
 

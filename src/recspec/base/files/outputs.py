@@ -118,6 +118,12 @@ def whole_file(out: Path) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
 
 
+def write_whole(out: Path, text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all."""
+    with whole_file(out) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 @contextmanager
 def mkdir_or_undo(folder: Path) -> Iterator[None]:
     """Make a folder and its parents; if the block fails, the new ones that are empty are removed."""

@@ -81,8 +81,7 @@ def confine(folder: Path, names: Iterable[str]) -> None:
             confined(folder, name)
         except PathError as error:
             problems.append(str(error))
-    if problems:
-        raise PathError.of(str(folder), problems)
+    PathError.refuse(str(folder), problems)
 
 
 def special(path: Path) -> str | None:

@@ -3,7 +3,3 @@
 from recspec.base.stores.copies import fetched, shown
 from recspec.base.stores.store import parse, url_text
 from recspec.base.stores.url_resolver import with_local_paths
-
-__all__ = [
-    "fetched", "parse", "shown", "url_text", "with_local_paths",
-]  # fmt: skip

@@ -24,7 +24,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from recspec.base.errors import DataError
-from recspec.base.files import confined, read_json, removed, whole_file
+from recspec.base.files import confined, read_json, removed, write_whole
 from recspec.base.stores.store import STATE, Entry, Listing, Replaced, Store, Url, free_bytes, local_of, parse
 
 ORIGIN, USES = "origin.json", "uses"
@@ -105,8 +105,7 @@ def place_of(url: Url) -> Path:
     folder = cache() / hashlib.sha256(told.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not (folder / "url.json").exists():
-        with whole_file(folder / "url.json") as temporary:
-            temporary.write_text(json.dumps({"url": str(url)}), encoding="utf-8")
+        write_whole(folder / "url.json", json.dumps({"url": str(url)}))
     return folder
 
 
@@ -123,8 +122,7 @@ def _copy_of(store: Store, listing: Listing) -> Path | None:
                 removed(folder)
                 return None
             objects = {name: [each.size, each.version] for name, each in listing.items()}
-            with whole_file(folder / ORIGIN) as temporary:
-                temporary.write_text(json.dumps({"url": str(store.url), "objects": objects}), encoding="utf-8")
+            write_whole(folder / ORIGIN, json.dumps({"url": str(store.url), "objects": objects}))
         hold(folder)
         for other in _copies(place):
             if other != folder:

@@ -224,8 +224,7 @@ class Store:
                 problems.append(f"'{'/'.join(above)}' is an object and a folder at once")
             if len(problems) > 10:
                 break
-        if problems:
-            raise PathError.of(f"{self.url}: can't be copied; rename or remove these objects", problems)
+        PathError.refuse(f"{self.url}: can't be copied; rename or remove these objects", problems)
 
     def _tags(self, paths: Iterable[str]) -> dict[str, str]:
         """The entity tags of objects, where the store has such."""

@@ -26,7 +26,7 @@ from recspec.data.encoding.encoders import (
     raw_names,
     read_encoders,
 )
-from recspec.data.encoding.hashing import CROSS_KEY
+from recspec.data.encoding.hashing import CROSS_KEY, mix
 from recspec.data.encoding.raw_columns import (
     BETWEEN,
     EXACT,
@@ -59,14 +59,3 @@ from recspec.data.encoding.row_notes import (
 )
 from recspec.data.encoding.text_vectors import MOST_TEXTS, fit_projection
 from recspec.data.encoding.vocabulary import LONGEST_ID, Vocabulary, are_blank
-
-__all__ = [
-    "BETWEEN", "COMMA", "CROSS_KEY", "ENCODERS_FILE", "EXACT", "GROUPED", "LEFT_OUT", "LONGEST_ID", "MISSING_NUMBERS",
-    "MOST_TEXTS", "NO_EVENT", "NO_KNOWN_EVENT", "TRUTH", "UNKNOWN_ID", "VOCABULARIES", "Arrays", "BucketEncoder",
-    "CrossEncoder", "Encoder", "Encoders", "HashEncoder", "Lists", "MissingValues", "NumberEncoder", "Predictions",
-    "RequestEncoder", "ScaleEncoder", "Scaler", "TextEncoder", "VectorEncoder", "Vocabulary", "VocabularyEncoder",
-    "are_blank", "as_column", "as_text", "column_notes", "columns_of", "combined", "count_missing", "cut",
-    "decoded_type", "encode_history", "extended", "fit_projection", "hashing", "in_strings", "is_text", "misread_lists",
-    "out_of_range", "plain", "raw_names", "raw_values", "read_encoders", "renumbered", "repeated", "row_at",
-    "split_lists", "text_vectors", "vector_scale", "vectors_of", "widened",
-]  # fmt: skip

@@ -169,8 +169,7 @@ class CrossEncoder(_Encoder):
                 found.append(self.printed(name, part))
             except DataError as error:
                 problems += [f"column '{source}': {problem}" for problem in error.problems]
-        if problems:
-            raise DataError.of("raw rows", problems)
+        DataError.refuse("raw rows", problems)
         return self.of_prints(found)
 
     def of_prints(self, parts: Sequence[Printed]) -> Ids:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from recspec.base.errors import DataError, how_many, listed, nearest, problems_in, unknown
-from recspec.base.files import PathError, confined, read_text, whole_file
+from recspec.base.files import PathError, confined, read_text, whole_file, write_whole
 from recspec.data.encoding.encoder_kinds import (
     ENCODERS,
     BucketEncoder,
@@ -144,8 +144,7 @@ class Encoders:
             for name, encoder in self.encoders.items()
         }
         (folder / VOCABULARIES).mkdir(parents=True, exist_ok=True)
-        with whole_file(folder / ENCODERS_FILE) as temporary:
-            temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        write_whole(folder / ENCODERS_FILE, json.dumps(data, indent=2) + "\n")
         for name, vocabulary in self.vocabularies.items():
             vocabulary.save(_file(folder, name))
         for encoder in self.encoders.values():

@@ -233,3 +233,10 @@ def _weak(words: Sequence[Prints], a: Prints, b: Prints) -> tuple[Prints, Prints
     b = _rotate(b + a + fourth, 21)
     middle = a + second + third
     return middle + fourth, b + _rotate(middle, 44) + a
+
+
+def mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))

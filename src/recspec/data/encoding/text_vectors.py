@@ -1,4 +1,4 @@
-"""Vectors of texts from hashed words and n-grams, with numpy alone.
+"""Vectors of texts from hashed words and n-grams; only the fit needs more than numpy.
 
 A text's words, pairs of words and the 3 and 4 letters in a row of a word are counted by their hash. With n the count of
 gram g in text t and f the number of the N fitted texts that hold it,
@@ -14,14 +14,18 @@ Shapes: B texts; K hashed grams that are kept; D numbers of a vector; Z counted 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recspec.data.encoding.hashing import fingerprint64_of_bytes
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -37,7 +41,6 @@ MOST_LETTERS = 2_000
 AT_ONCE = 2_048
 """Texts whose grams are held at once."""
 SPARE, ROUNDS = 8, 4  # of the subspace iteration: columns beyond D, and products with the texts' weights
-_BLOCK = 1 << 18  # counted grams that are multiplied at once
 _WORD = re.compile(r"\w+")
 
 
@@ -106,7 +109,10 @@ def fit_projection(texts: Sequence[str], dim: int) -> TextProjection:
     places, values = (np.concatenate([part[at] for part in parts] or [np.zeros(0)]) for at in (1, 2))
     weights = np.zeros((len(buckets), dim))
     if len(rows):
-        found = _directions(_Sparse.of(rows, places.astype(np.int64), values, (len(texts), len(buckets))), dim)
+        from scipy import sparse
+
+        entries = (values, (rows, places.astype(np.int64)))
+        found = _directions(sparse.csr_array(entries, shape=(len(texts), len(buckets))), dim)
         weights[:, : found.shape[1]] = found
     made = TextProjection(buckets, rarity, weights.astype(np.float32))
     vectors = made.vectors(texts).astype(np.float64)
@@ -132,51 +138,7 @@ def _kept(texts: Sequence[str]) -> tuple[Ints, NDArray[np.float32]]:
 # Sums run in a fixed order: products of large matrices by einsum, as those of BLAS depend on the number of threads.
 
 
-@dataclass(frozen=True)
-class _Sparse:
-    """A matrix whose entries are sorted by row, and its transpose."""
-
-    rows: Ints
-    columns: Ints
-    values: Floats
-    shape: tuple[int, int]
-    transposed: Ints  # the entries' order by column
-
-    @classmethod
-    def of(cls, rows: Ints, columns: Ints, values: Floats, shape: tuple[int, int]) -> _Sparse:
-        return cls(rows, columns, values, shape, np.argsort(columns, kind="stable"))
-
-    def times(self, right: Floats) -> Floats:
-        """(rows, n) of (columns, n)."""
-        return _product(self.rows, self.columns, self.values, self.shape[0], right)
-
-    def transposed_times(self, right: Floats) -> Floats:
-        """(columns, n) of (rows, n)."""
-        order = self.transposed
-        return _product(self.columns[order], self.rows[order], self.values[order], self.shape[1], right)
-
-
-def _product(owners: Ints, others: Ints, values: Floats, size: int, right: Floats) -> Floats:
-    """Sums of `values` times rows of `right` by owner, which ascend."""
-    made = np.zeros((size, right.shape[1]))
-    for part in _blocks(owners):
-        found, firsts = np.unique(owners[part], return_index=True)
-        made[found] = np.add.reduceat(values[part, None] * right[others[part]], firsts, axis=0)
-    return made
-
-
-def _blocks(owners: Ints) -> Iterator[slice]:
-    """Blocks of about `_BLOCK` entries, cut between owners."""
-    start = 0
-    while start < len(owners):
-        stop = min(start + _BLOCK, len(owners))
-        if stop < len(owners):
-            stop = int(np.searchsorted(owners, owners[stop - 1], side="right"))
-        yield slice(start, stop)
-        start = stop
-
-
-def _directions(matrix: _Sparse, dim: int) -> Floats:
+def _directions(matrix: csr_array, dim: int) -> Floats:
     """The right singular vectors (columns, at most `dim`) of the largest singular values, by subspace iteration.
 
     The largest entry of each is positive.
@@ -184,8 +146,8 @@ def _directions(matrix: _Sparse, dim: int) -> Floats:
     width = min(dim + SPARE, *matrix.shape)
     basis = _orthonormal(np.random.default_rng(0).standard_normal((matrix.shape[1], width)))
     for _ in range(ROUNDS):
-        basis = _orthonormal(matrix.transposed_times(matrix.times(basis)))
-    image = matrix.times(basis)
+        basis = _orthonormal(matrix.T @ (matrix @ basis))
+    image = matrix @ basis
     lengths, turn = np.linalg.eigh(np.einsum("ki,kj->ij", image, image))
     best = np.argsort(-lengths, kind="stable")
     best = best[lengths[best] > 1e-9 * lengths.max()][:dim]

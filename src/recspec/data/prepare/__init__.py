@@ -23,7 +23,7 @@ from recspec.data.prepare.declared import (
     declared_columns,
     load_columns,
 )
-from recspec.data.prepare.duckdb_backend import DuckDBBackend, check_parquet
+from recspec.data.prepare.duckdb_backend import DuckDBBackend
 from recspec.data.prepare.histories import (
     EARLIER,
     HELDOUT_USERS,
@@ -59,7 +59,6 @@ from recspec.data.prepare.names import (
     Notes,
     column_of,
     columns_of,
-    plain,
 )
 from recspec.data.prepare.negatives import Distribution
 from recspec.data.prepare.odd_ids import HOW, alike
@@ -87,7 +86,6 @@ from recspec.data.prepare.raw_files import find_raw_files, named_files, nearest_
 from recspec.data.prepare.raw_rows import (
     LABELS,
     LARGEST,
-    SHOWN,
     RawLayout,
     RawRows,
     Reading,
@@ -125,22 +123,3 @@ from recspec.data.prepare.text_files import (
 )
 from recspec.data.prepare.text_layout import check_encoding
 from recspec.data.prepare.times import looks_like_time, note_doubtful_time, note_untimed
-
-__all__ = [
-    "AS_IN_FILE", "CODE_NAME", "CUTS", "DESCRIBES", "EARLIER", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP",
-    "HELDOUT_USERS", "HOW", "IS_TARGET", "ITEM", "LABEL", "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES",
-    "SECONDS", "SEEN", "SERIES", "SHOWN", "SPLIT", "SPLITS", "SPLIT_BEFORE", "SPLIT_WORDS", "TARGET", "TIMESTAMP",
-    "USER", "WEIGHT", "WINDOW", "Backend", "Before", "Catalogue", "Cleaned", "Column", "ColumnRole", "ColumnType",
-    "Decay", "DeclaredColumn", "Distribution", "DuckDBBackend", "HistorySettings", "Invalid",
-    "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes", "PrepareContext", "Prepared", "Progress",
-    "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles", "RowsBy", "Scatter", "Share", "Source",
-    "TextFile", "TimeSplitSettings", "UnknownTargets", "Weighting", "alike", "at_least", "blocks", "blocks_of_part",
-    "check_encoding", "check_parquet", "check_time_format", "check_window", "clean", "clicks", "column_of",
-    "columns_of", "columns_schema", "count_rows", "count_where", "counts_by", "days_without_clock",
-    "declared_columns", "doubtful_times", "fetch", "figure", "figures", "find_raw_files",
-    "fingerprint", "first_left_out", "gather", "interactions", "is_dated", "is_missing_marker", "keep_earliest",
-    "label_outcomes", "leave_one_out", "left_join", "limit_bytes", "lines_of", "load_columns", "looks_like_time",
-    "named_files", "nearest_file", "note_doubtful_time", "note_untimed", "number_of", "plain", "prepared",
-    "read_header", "returns", "shuffled", "silent", "splits", "splits_by_name", "stage", "stand_ins", "time_range",
-    "typed", "unused_columns", "unused_splits", "unused_types", "with_splits",
-]  # fmt: skip

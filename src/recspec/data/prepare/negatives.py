@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from recspec.data.encoding import mix
+
 Ids = NDArray[np.int64]
 Distribution = Literal["uniform", "popularity"]
 
@@ -143,10 +145,3 @@ def _random_bits(seed: tuple[int, ...], users: Ids, numbers: Ids) -> NDArray[np.
             state = mix(state + golden + np.uint64(part % 2**64))
         state = mix(state + golden * (users.astype(np.uint64) + np.uint64(1)))
         return mix(state + golden * (numbers.astype(np.uint64) + np.uint64(1)))
-
-
-def mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64."""
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))

@@ -49,8 +49,7 @@ LIKE: Mapping[ColumnRole, str] = {
 
 def warnings_of(spec: FeatureSpec) -> list[str]:
     """Warnings about a prepared dataset, by its counts and a sample of train."""
-    summary = spec.metadata.get("summary")
-    counts = summary if isinstance(summary, Mapping) else {}
+    counts = spec.summary
     rows = counts.get("rows")
     held = sum(map(_number, rows.values())) if isinstance(rows, Mapping) else 0
     kept = _number(counts.get("interactions")) or held

@@ -37,7 +37,7 @@ from recspec.data.prepare.backend import Backend
 from recspec.data.prepare.duckdb_backend import DuckDBBackend
 from recspec.data.prepare.outcome import warnings_of
 from recspec.data.prepare.spark_backend import SparkBackend
-from recspec.data.storage import PREPARE_FILE
+from recspec.data.storage import PREPARE_FILE, preparation
 from recspec.feature_spec import FILE_NAME, FeatureSpec
 
 LEAST_MEMORY = 1_000_000
@@ -148,8 +148,7 @@ def run(
 
 def _with_warnings(spec: FeatureSpec) -> FeatureSpec:
     """The specification with the warnings about its outcome among those of its summary."""
-    summary = spec.metadata.get("summary")
-    counts = dict(summary) if isinstance(summary, Mapping) else {}
+    counts = spec.summary
     told = counts.get("warnings")
     warnings = [*(told if isinstance(told, list) else []), *warnings_of(spec)]
     return spec.replace(metadata={**spec.metadata, "summary": {**counts, "warnings": warnings}}) if warnings else spec
@@ -169,11 +168,7 @@ def _holds(out: Path, identity: Mapping[str, object], force: bool) -> bool:
         return False
     if not (out / PREPARE_FILE).is_file():
         raise DataError(f"{out}: exists and is not a dataset that recspec prepared; name another place for it")
-    try:
-        read = read_json(confined(out, PREPARE_FILE))
-    except DataError:
-        read = {}
-    earlier = read if isinstance(read, dict) else {}
+    earlier = preparation(out)
     differences = [name for name in identity if earlier.get(name) != identity[name]]
     if not differences and (out / FILE_NAME).is_file():
         return True

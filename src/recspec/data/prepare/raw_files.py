@@ -63,8 +63,7 @@ def named_files(raw: Path, setting: str, names: Sequence[str]) -> list[Path]:
             looked = f"; looked for {places[0]}, beside the raw files, and for {Path.cwd() / path}, from the working "
             looked = "" if len(places) == 1 else f"{looked}directory"
             problems.append(f"{name}: no such file{nearest_file(*places)}{looked}")
-    if problems:
-        raise SettingsError.of(f"setting '{setting}'", problems)
+    SettingsError.refuse(f"setting '{setting}'", problems)
     return found
 
 
@@ -92,8 +91,7 @@ def find_raw_files(folder: Path, others: Collection[Path], files: Sequence[str],
     if files:
         named = {path.name: path for path in found}
         missing = [f"no file '{name}'{nearest(name, named)}" for name in files if name not in named]
-        if missing:
-            raise SettingsError.of(f"{folder}: setting 'files'", missing)
+        SettingsError.refuse(f"{folder}: setting 'files'", missing)
         _note_left_out([path for path in inside if path.name not in files], notes, "setting 'files' names others")
         return [named[name] for name in files]
     found = [path for path in found if not (_is_about(path) or path.name.startswith("."))]

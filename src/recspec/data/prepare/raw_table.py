@@ -267,8 +267,7 @@ class _Typing:
         typed |= signals(self.rows, self.roles.weights)
         typed |= self._finite(typed)
         self.rows.settle()
-        if self.rows.problems:
-            raise DataError.of(self.rows.where, self.rows.problems)
+        DataError.refuse(self.rows.where, self.rows.problems)
         of = f" of {Path(self.rows.where).name}" if self.roles.shown else ""
         self.rows.notes.inferred.extend(f"{listed(names)}{of}: {what}" for what, names in self.inferred.items())
         return self._with_ids(self._valid({name: values for name, values in typed.items() if values is not None}))
@@ -500,8 +499,7 @@ class _Typing:
             again = self.rows.first(table.filter(_repeats_header(table, ids)).select(ROW))
             places = ", ".join(self.rows.places(again.column(ROW).to_pylist()))
             problems.append(f"the header stands among the rows again, such as {places}; leave it out there")
-        if problems:
-            raise DataError.of(self.rows.where, problems)
+        DataError.refuse(self.rows.where, problems)
         for name in ids:
             self._note_odd_ids(table, name, counts)
         return table

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.data.prepare.negatives import mix
+from recspec.data.encoding import mix
 
 Keys = NDArray[np.uint64]
 BUCKET_BYTES = 48 << 20  # of records

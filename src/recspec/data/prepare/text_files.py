@@ -84,8 +84,7 @@ def file_columns(file: TextFile) -> dict[str, ColumnType]:
 
 def check_names(path: Path, names: Sequence[str], where: str = "columns") -> None:
     """Refuse names that recspec uses itself, and those that an engine confuses because they differ in case alone."""
-    if problems := _name_problems(names):
-        raise DataError.of(f"{path}: {where}", problems)
+    DataError.refuse(f"{path}: {where}", _name_problems(names))
 
 
 def _name_problems(names: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ from recspec.data.storage import check, tfrecord
 from recspec.data.storage.check import check_sidecar_files, companion_problems
 from recspec.data.storage.chunk_file import BLOCK_ROWS
 from recspec.data.storage.label_columns import LABEL_AUC, label_columns, sample_rows, telling
-from recspec.data.storage.ragged import Array, Column, Columns, Ragged, offsets_of, ragged_range
+from recspec.data.storage.ragged import Array, Column, Columns, Ragged, offsets_of, ragged_range, scalar
 from recspec.data.storage.seen_file import (
     DISLIKES_FILE,
     SEEN_FILE,
@@ -21,14 +21,7 @@ from recspec.data.storage.transcode import (
     Distribution,
     copy_companions,
     feature_to_write,
+    preparation,
     synthesize,
     transcode,
 )
-
-__all__ = [
-    "BLOCK_ROWS", "DISLIKES_FILE", "LABEL_AUC", "PREPARE_FILE", "SEEN_FILE", "SEEN_SPLITS", "UNTIL", "Array", "Column",
-    "Columns", "Distribution", "Ragged", "SplitReader", "SplitWriter", "check", "check_sidecar_files",
-    "companion_problems", "copy_companions", "feature_to_write", "label_columns", "masked_crc", "offsets_of",
-    "open_split", "ragged_range", "read_seen", "read_seen_pairs", "sample_rows", "synthesize", "telling", "tfrecord",
-    "transcode", "write_dataset", "write_seen_file",
-]  # fmt: skip

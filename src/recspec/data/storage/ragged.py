@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -107,3 +108,9 @@ def concatenate_column(parts: Sequence[Column]) -> Column:
         return parts[0]
     lists = [part for part in parts if isinstance(part, Ragged)]
     return Ragged.concatenate(lists) if lists else np.concatenate([p for p in parts if not isinstance(p, Ragged)])
+
+
+def scalar(column: Column) -> NDArray[Any]:
+    """A column of ids, labels or numbers, which is never a list."""
+    assert not isinstance(column, Ragged), "an id, a time or a label is a scalar"
+    return column

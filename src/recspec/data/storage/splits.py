@@ -45,13 +45,11 @@ def open_split(
     """
     held = spec.columns(split)
     problems = [unknown("feature", name, held) for name in features or () if name not in held]
-    if problems:
-        raise DataError.of(f"{spec.folder}, split '{split}'", problems)
+    DataError.refuse(f"{spec.folder}, split '{split}'", problems)
     findings: Findings = {}
     chunks = open_chunks(spec, split, findings)
     problems = sentences(findings) or length_problems(split, chunks)
-    if problems:
-        raise DataError.of(str(spec.folder), problems)
+    DataError.refuse(str(spec.folder), problems)
     return SplitReader(spec, split, tuple(features if features is not None else held), chunks, shifted=shifted)
 
 
@@ -340,8 +338,7 @@ class SplitWriter:
         problems += [unknown("feature", name, self._plans) for name in counts if name not in self._plans]
         if len(set(counts.values())) > 1:
             problems.append(f"columns must hold the same number of rows; found {counts}")
-        if problems:
-            raise DataError.of(f"{self.folder}, split '{self.split}' being written", problems)
+        DataError.refuse(f"{self.folder}, split '{self.split}' being written", problems)
         return next(iter(counts.values()), 0)
 
     def _flush(self, least: int) -> None:
@@ -428,5 +425,4 @@ def _check_can_hold(plans: Iterable[ColumnPlan], kind: ChunkType) -> None:
             problems.append(f"the list '{plan.name}' {needs}; give it a signed dtype, or declare `padding: 0`")
         if kind == "tfrecord" and plan.dtype.name == "float64":
             problems.append(f"'{plan.name}' is float64, but tfrecord holds float32 only; give it that dtype")
-    if problems:
-        raise DataError.of("feature_spec", problems)
+    DataError.refuse("feature_spec", problems)

@@ -8,6 +8,7 @@ learns nothing here; `datasets/synthetic.py` makes learnable data.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.base.errors import SettingsError
-from recspec.base.files import copy
+from recspec.base.files import PathError, confined, copy, read_json
 from recspec.data.storage.check import check_sidecar_files
 from recspec.data.storage.chunk_file import BLOCK_ROWS
 from recspec.data.storage.ragged import Array, Column, Columns, Ragged, offsets_of, ragged_range
@@ -27,6 +28,15 @@ from recspec.feature_spec import SPLITS, ChunkType, Feature, FeatureSpec
 
 
 PREPARE_FILE = "prepare.json"  # beside a specification: the source and the settings of the prepared dataset
+
+
+def preparation(folder: Path) -> dict[str, object]:
+    """What `prepare.json` of a dataset says; nothing if there is none, or a damaged one."""
+    with suppress(PathError):
+        found = read_json(confined(folder, PREPARE_FILE))
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def transcode(
@@ -185,8 +195,7 @@ def _counts(spec: FeatureSpec, rows: int | Mapping[str, int]) -> dict[str, int]:
     if isinstance(rows, int):
         rows = {split: rows if split == "train" else -(-rows // 10) for split in spec.splits or SPLITS}
     problems = [f"split '{split}': {count} rows; expected 1 or more" for split, count in rows.items() if count < 1]
-    if problems:
-        raise SettingsError.of("rows", problems)
+    SettingsError.refuse("rows", problems)
     series = {split: _series_length(spec, split) for split in rows}
     return {split: max(1, count // series[split]) * series[split] for split, count in rows.items()}
 

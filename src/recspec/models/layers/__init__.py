@@ -53,7 +53,6 @@ from recspec.models.layers.mlp import (
     ActivatedMlp,
     Activation,
     BatchNorm,
-    Dice,
     Mlp,
     RowStatistics,
     aligned_linear,
@@ -63,15 +62,3 @@ from recspec.models.layers.mlp import (
     start_glorot,
     uncompiled,
 )
-
-__all__ = [
-    "ActivatedMlp", "Activation", "AfterFirst", "AttentionUnit", "Batch", "BatchNorm", "BlockSizes", "Blocks",
-    "CalibrationMap", "Column", "Dice", "Dots", "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History",
-    "Mlp", "NextEvent", "PaddedHistory", "RowStatistics", "RowsHeld", "StoredHistory", "TableHistory", "TargetQueries",
-    "TransformerBlock", "aligned_linear", "at_least_fp32", "attention_to_items", "buckets_of", "concatenate",
-    "cross_entropy", "drawn_of", "drop", "embedding_widths", "events_of", "exact_in_answers", "floats_at_once",
-    "floats_in_cache", "follow_together", "ids_and_numbers", "kernels", "last_states_of_items", "latest_best",
-    "log_expected_of", "may_replace", "num_rows", "number_widths", "products_of_rows", "repeat_rows", "rows_or_nan",
-    "runs_on_gpu", "sampled_softmax", "segments", "side_by_side", "softmax_loss", "sparse_rows", "start_glorot",
-    "sum_rows", "take", "tile_rows", "to_device", "uncompiled", "weighted_sums",
-]  # fmt: skip

@@ -254,8 +254,7 @@ class Embeddings(nn.Module):
             for name, own in ids.items()
             if own.numel() and not 0 <= int(own.min()) <= int(own.max()) < self.num_rows[name]
         ]
-        if problems:
-            raise DataError.of("a batch holds ids outside their tables", problems)
+        DataError.refuse("a batch holds ids outside their tables", problems)
 
     def _rows(self, name: str, ids: Tensor) -> Tensor:
         """The row of each id in its table; id 0 keeps row 0."""

@@ -442,8 +442,7 @@ def _paired(spec: FeatureSpec, role: str, with_histories: Mapping[str, str] | No
             for name, history in with_histories.items()
             if spec.vocabulary(name) not in by_space
         ]
-    if problems:
-        raise SpecError.of(str(spec.folder / FILE_NAME), problems)
+    SpecError.refuse(str(spec.folder / FILE_NAME), problems)
     return {name: by_space[space][0] for space, name in reversed(spaces.items()) if space in by_space}
 
 

@@ -6,7 +6,3 @@ from recspec.training.search.search_space import describe, parse_space, sections
 from recspec.training.search.state import Leaderboard, State
 from recspec.training.search.study import Found
 from recspec.training.search.tune import Tuning
-
-__all__ = [
-    "AutoSearch", "Found", "Leaderboard", "State", "Tuning", "describe", "main_reason", "parse_space", "sections_of",
-]  # fmt: skip

@@ -180,8 +180,7 @@ def parse_space(
             problems += error.problems
         except ValueError as error:
             problems.append(f"'{name}' is {value!r}: {error}; write {EXAMPLES}")
-    if problems:
-        raise SettingsError.of(where, problems)
+    SettingsError.refuse(where, problems)
     return found
 
 
@@ -228,8 +227,7 @@ def search_space(
                 found[name] = found[name].with_default(default)
     if not found:
         problems.append(f"there is nothing to search: {model} names no setting that is free; name some with --space")
-    if problems:
-        raise SettingsError.of("--space", problems)
+    SettingsError.refuse("--space", problems)
     return found
 
 

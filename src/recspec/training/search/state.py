@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from recspec import __version__
 from recspec.base import config
 from recspec.base.errors import BundleError, SettingsError, listed, unknown
-from recspec.base.files import PathError, confined, read_json, whole_file
+from recspec.base.files import PathError, confined, read_json, write_whole
 from recspec.bundle import Blend
 from recspec.bundle import folder as bundle
 from recspec.evaluation import (
@@ -335,8 +335,7 @@ class State(_Stored):
 
     def save(self, out: Path) -> None:
         """Write the state, whole or not at all."""
-        with whole_file(out / STATE) as temporary:
-            temporary.write_text(json.dumps(self.model_dump(mode="json"), indent=1), encoding="utf-8")
+        write_whole(out / STATE, json.dumps(self.model_dump(mode="json"), indent=1))
 
 
 def _first_problem(error: Exception) -> str:
@@ -462,8 +461,7 @@ class Leaderboard:
 
     def save(self, folder: Path) -> None:
         """Write `leaderboard.json`."""
-        with whole_file(folder / BOARD) as temporary:
-            temporary.write_text(json.dumps(self.to_dict(), indent=1, ensure_ascii=False), encoding="utf-8")
+        write_whole(folder / BOARD, json.dumps(self.to_dict(), indent=1, ensure_ascii=False))
 
 
 def _line(line: Line, place: Place | None, sign: float, folder: Path, state: State) -> dict[str, object]:
@@ -577,5 +575,4 @@ def write_blend(
     how = ("--like", str(like)) if like is not None else ("--data", dataset, "--metric", metric)
     members = (f"AGAIN/{name}" for name in runs)
     lines.append(shlex.join(("recspec", "pipeline", "blend", "AGAIN/blend", *members, *how)))
-    with whole_file(run / COMMANDS) as temporary:
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_whole(run / COMMANDS, "\n".join(lines) + "\n")

@@ -300,8 +300,7 @@ class Study:
             for name, value in self.identity.items()
             if study.user_attrs.get(name) != json.loads(json.dumps(value))
         ]
-        if differing:
-            raise SettingsError.of(f"{self.folder}: holds another search; name another folder", differing)
+        SettingsError.refuse(f"{self.folder}: holds another search; name another folder", differing)
         return study
 
     def next(self, held: ExitStack) -> optuna.Trial | None:

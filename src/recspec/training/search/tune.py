@@ -95,8 +95,7 @@ def previous_best(folders: Sequence[Path], model: str) -> dict[str, Mapping[str,
             found |= _best_in(local(folder, "--like"), model)
         except SettingsError as error:
             problems += error.problems
-    if problems:
-        raise SettingsError.of("--like", problems)
+    SettingsError.refuse("--like", problems)
     return found
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from recspec.loop.shifts import (
+from recspec.loop.statistics import (
     LEAST,
     CalibrationDrift,
     PopularityBins,
