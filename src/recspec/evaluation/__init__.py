@@ -3,7 +3,16 @@
 from recspec.evaluation import warnings
 from recspec.evaluation.blending import choose_weights
 from recspec.evaluation.boosting import BoostedFit
-from recspec.evaluation.bootstrap import Paired, better, compare, compare_values, favours, pair
+from recspec.evaluation.bootstrap import (
+    Paired,
+    better,
+    compare,
+    compare_over,
+    compare_values,
+    favours,
+    pair,
+    tested_difference,
+)
 from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model, informed
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
@@ -89,6 +98,7 @@ __all__ = [
     "choose_weights",
     "compare",
     "compare_methods",
+    "compare_over",
     "compare_values",
     "count_labels",
     "difference",
@@ -124,6 +134,7 @@ __all__ = [
     "seconds_of_an_operation",
     "seen_items",
     "silent",
+    "tested_difference",
     "users_at_once",
     "warnings",
 ]  # fmt: skip
