@@ -499,7 +499,8 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
 
     def tell(tried: Tried) -> None:
         ends.append(time.monotonic())
-        log.write("tried", settings=dict(tried.settings), metric=plan.metric.value, value=tried.value, best=tried.best)
+        told = {"value": tried.value, "best": tried.best, "is_level": tried.is_level}
+        log.write("tried", settings=dict(tried.settings), metric=plan.metric.value, **told)
         if stop_requested():
             raise Interrupted(FIT_STOPPED)
 
@@ -569,7 +570,9 @@ def _card(plan: FitPlan, found: Fitted, seconds: float) -> Card:
         "world_size": plan.world_size,
         "torch": torch.__version__,
         "valid_metric": found.metric or None,
-        "tried": [{"settings": dict(each.settings), "value": each.value} for each in found.tried],
+        "tried": [
+            {"settings": dict(each.settings), "value": each.value, "taken": each.best} for each in found.tried
+        ],
         "logits_from": found.logits_from,
         **({"importance": found.model.importance()} if isinstance(found.model, LightGbm) else {}),
     }
