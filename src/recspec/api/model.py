@@ -121,7 +121,7 @@ class Model(Viewed):
             split: Split of a prepared dataset; by default test.
             columns: Columns to keep before the added one; by default all of raw rows, or ids and label of a split.
             out: File (csv, jsonl or parquet) or folder of shards; by default standard output; in Python, that is -
-                and the default a frame.
+                and the default a frame. CSV has the separator and the decimal mark of a CSV file of rows.
             workers: Processes that write shards.
             engine: Engine of these processes: local, spark or ray.
             shard_size: Users or rows of a shard; by default 16,384.
@@ -138,7 +138,7 @@ class Model(Viewed):
             DataError: naming every column that is missing, and every value that can't be read.
             SpecError: for an unknown split, or another dataset than the model was trained on.
         """
-        from recspec.inference import note_of_scores, predict_shards, predict_split, predict_tables, row_writer
+        from recspec.inference import marks_of, note_of_scores, predict_shards, predict_split, predict_tables, row_writer
 
         kept = list(columns) if columns is not None else None
         if is_frame(rows):
@@ -178,7 +178,7 @@ class Model(Viewed):
                 counts = predict_split(self.predictor, spec, split or "test", write_to, columns=kept, progress=show)
             else:
                 blocks = _blocks(to_table(rows, "rows")) if is_frame(rows) else _rows_of(place)
-                with row_writer(write_to) as write:
+                with row_writer(write_to, like=None if is_frame(rows) else marks_of(self.predictor, place)) as write:
                     counts = predict_tables(self.predictor, blocks, write, columns=kept, where=place)
         nothing = f"{place} holds no row" if not counts.rows and not is_frame(rows) else None
         _warn([*counts.notes(), *filter(None, [nothing, note_of_scores(self.predictor)])])

@@ -101,6 +101,8 @@ def _told(settings: Settings) -> dict[str, object]:
         told["item_columns"] = {settings.title: "title"}
     if isinstance(settings.items, SideFile) and settings.items.key is not None:
         told["items_key"] = settings.items.key
+    if settings.decimal == "comma":
+        told["decimal"] = "comma"
     own = settings.items.decimal if isinstance(settings.items, SideFile) else None
     if settings.items is not None and (own or settings.decimal) == "comma":
         told["items_decimal"] = "comma"

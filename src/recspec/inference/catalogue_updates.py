@@ -19,8 +19,6 @@ from recspec.base.files import locked
 from recspec.bundle import Bundle, cards, versions
 from recspec.bundle import folder as bundle
 from recspec.data.encoding import (
-    COMMA,
-    GROUPED,
     LONGEST_ID,
     MISSING_NUMBERS,
     TRUTH,
@@ -30,6 +28,7 @@ from recspec.data.encoding import (
     is_text,
     plain,
     row_at,
+    with_points,
 )
 from recspec.evaluation import id_feature
 from recspec.feature_spec import FeatureSpec
@@ -222,8 +221,12 @@ class _Target:
             for each in kept:
                 values, kind = combined(plain(table.column(own))), self.raw.column(each).type
                 if has_commas and is_text(values.type) and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-                    values, problem = _with_points(values)
-                    problems += [f"column '{name}': {problem}"] if problem else []
+                    given = values
+                    values, wrong = with_points(given)
+                    if wrong.any():
+                        example = shortened(given[int(wrong.argmax())].as_py())
+                        told = f"{_rows(wrong)} no number with a decimal comma, as prepared: '{example}'"
+                        problems.append(f"column '{name}': {told}")
                 values, problem = converted(values, kind)
                 columns[each] = values
                 problems += [f"column '{name}': {problem}"] if problem else []
@@ -289,25 +292,6 @@ def _rows(wrong: NDArray[np.bool_]) -> str:
     more = f" and {len(places) - ROWS_SHOWN:,} more" if len(places) > ROWS_SHOWN else ""
     rows = ", ".join(row_at(int(place)).removeprefix("row ") for place in places[:ROWS_SHOWN])
     return f"row{'s' * (len(places) > 1)} {rows}{more} {'have' if len(places) > 1 else 'has'}"
-
-
-def _with_points(texts: pa.Array) -> tuple[pa.Array, str]:
-    """Numbers with a decimal comma, as the dataset was prepared from, with a point; and a problem with them, or ''.
-
-    A point marks thousands in a column that has commas; in another it may be either mark.
-    """
-    text = pc.utf8_trim_whitespace(texts)
-    commas = pc.fill_null(pc.match_substring_regex(text, COMMA), False)
-    grouped = pc.fill_null(pc.match_substring_regex(text, GROUPED), False)
-    is_clear = pc.or_(commas, grouped) if pc.any(commas).as_py() else commas
-    written = pc.replace_substring(pc.replace_substring(text, ".", ""), ",", ".")
-    wrong = np.asarray(pc.and_(pc.fill_null(pc.match_substring_regex(text, NUMBER), False), pc.invert(is_clear)))
-    wrong &= np.asarray(pc.fill_null(pc.match_substring(text, "."), False))
-    problem = ""
-    if wrong.any():
-        example = shortened(texts[int(wrong.argmax())].as_py())
-        problem = f"{_rows(wrong)} no number with a decimal comma, as prepared: '{example}'"
-    return pc.if_else(is_clear, written, texts), problem
 
 
 def converted(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, str]:

@@ -40,6 +40,7 @@ from recspec.data.encoding.raw_columns import (
     split_lists,
     vectors_of,
     widened,
+    with_points,
 )
 from recspec.data.encoding.raw_values import COMMA, GROUPED, MISSING_NUMBERS, TRUTH, Lists, cut
 from recspec.data.encoding.row_notes import (
@@ -67,5 +68,5 @@ __all__ = [
     "are_blank", "as_column", "as_text", "column_notes", "combined", "count_missing", "cut", "decoded_type",
     "encode_history", "extended", "fit_projection", "hashing", "in_strings", "is_text", "misread_lists", "out_of_range",
     "plain", "raw_names", "raw_values", "read_encoders", "renumbered", "repeated", "row_at", "split_lists",
-    "text_vectors", "vector_scale", "vectors_of", "widened",
+    "text_vectors", "vector_scale", "vectors_of", "widened", "with_points",
 ]  # fmt: skip

@@ -32,6 +32,8 @@ COMMA = r"^[+-]?([0-9]{1,3}(\.[0-9]{3})+|[0-9]+)?,[0-9]+([eE][+-]?[0-9]{1,3})?$"
 """A number with a decimal comma."""
 GROUPED = r"^[+-]?[0-9]{1,3}(\.[0-9]{3})+$"
 """Thousands with points; without a comma in the column they may also be fractions."""
+POINT = r"^-?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
+"""A number with a point."""
 TRUTH = {"true": 1, "false": 0}
 
 _WHOLE = re.compile(r"(-?[0-9]{1,19})(\.0+)?")
