@@ -345,7 +345,7 @@ async def test_an_export_computes_where_it_agrees_with_its_bundle(
     caplog.set_level(logging.INFO, "recspec.serve")
     async with repository(Source("both", folder), Source("alone", folder / "export")) as kept:
         computes = f"for requests to infer, {folder / 'export'} (onnx, fp32) computes"
-        assert f"model 'both': version 1 answers, from {folder / 'bundle'}; {computes}" in caplog.messages
+        assert f"model 'both': update 0 (as trained) answers, from {folder / 'bundle'}; {computes}" in caplog.messages
         assert f"model 'alone': version 1 answers, from {folder / 'export'}" in caplog.messages
         rows = made_up_rows(kept.endpoint("both").inputs, 6)
         wanted = expected(folder, rows)

@@ -169,7 +169,7 @@ def _changed(run: Path, *, roll_back: bool) -> Update:
     check_run(run)
     now = versions.roll_back(run) if roll_back else versions.unfreeze(run)
     frozen = f"{now.frozen}: no new version is made until --unfreeze" if now.frozen else "new versions are made again"
-    return Update(None, line=f"version {now.version} answers; {frozen}")
+    return Update(None, line=f"{versions.called(now.version)} answers; {frozen}")
 
 
 @contextmanager

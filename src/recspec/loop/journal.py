@@ -368,6 +368,12 @@ class Journal:
         found: int | None = self.scalar(sa.select(event.c.received_at).order_by(event.c.seq.desc()).limit(1))
         return found
 
+    def recent_types(self, most: int = 10_000) -> dict[str, int]:
+        """How many of the newest events are of each type."""
+        newest = sa.select(event.c.type).order_by(event.c.seq.desc()).limit(most).subquery()
+        asked = sa.select(newest.c.type, sa.func.count()).group_by(newest.c.type).order_by(newest.c.type)
+        return {kind: count for kind, count in self.rows(asked)}
+
     def position_of(self, name: str) -> int:
         """How far a consumer has read; 0 before its first time."""
         return int(self.scalar(sa.select(consumer.c.seq).where(consumer.c.name == name)) or 0)

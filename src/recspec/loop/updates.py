@@ -115,7 +115,7 @@ class UpdateOutcome:
     def line(self) -> str:
         """It in one line."""
         return (
-            f"{self.state}; version {self.version} answers{f': {self.why}' if self.why else ''} ({self.seconds:.1f} s)"
+            f"{self.state}; {versions.called(self.version)} answers{f': {self.why}' if self.why else ''} ({self.seconds:.1f} s)"
         )
 
 
