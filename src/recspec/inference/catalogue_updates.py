@@ -52,6 +52,8 @@ NUMBER = r"^-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
 WHOLE = r"^-?[0-9]{1,18}$"
 ROWS_SHOWN = 3
 """Rows of a problem that a message names."""
+MOST_WITHDRAWN = 0.2
+"""Share of the items that a file of the whole catalogue may lack."""
 IDS_SHOWN = 5
 """Items that a note names."""
 
@@ -82,6 +84,7 @@ def update_catalogue(
     block: Sequence[str] = (),
     unblock: Sequence[str] = (),
     whole: bool = False,
+    most_withdrawn: float = MOST_WITHDRAWN,
 ) -> CatalogueUpdate:
     """Take new values of items from a file, with one row an item, and change the list of blocked items.
 
@@ -90,7 +93,7 @@ def update_catalogue(
 
     Raises:
         BundleError: if there is no model that knows items in `run`.
-        DataError: with every problem of the file.
+        DataError: with every problem of the file, or if it lacks a larger share of the items than `most_withdrawn`.
         SettingsError: for an item to unblock that is not blocked, or `whole` without a file.
     """
     target = _Target.open(run)
@@ -103,9 +106,21 @@ def update_catalogue(
             return _told(target, before, {}, ())
         rows = None if products is None else target.read(products)
         after, counts = _merged(target, before, rows, asked, whole=whole)
+        if whole:
+            _check_withdrawn(target, before, products, counts["withdrawn"], most_withdrawn)
         told = _told(target, after, counts, [*_notes(target, rows, asked, counts, whole=whole)])
         after.save(target.file)
     return told
+
+
+def _check_withdrawn(target: _Target, before: ItemChanges, file: Path | None, count: int, most: float) -> None:
+    """Refuse a file that lacks so many items that it may be cut off."""
+    items = len(target.known) - int(before.flags(WITHDRAWN).sum())
+    if count > most * items:
+        raise DataError(
+            f"{file}: lacks {count:,} of {items:,} items, more than a share of {most:g}, so it may be cut off; nothing "
+            "was changed; if it is whole, --most-withdrawn 1 withdraws them"
+        )
 
 
 @dataclass(frozen=True, eq=False)
