@@ -64,6 +64,7 @@ from recspec.datasets.table_rows import (
     split_clicks,
     split_interactions,
     up_to_window,
+    warn_of_few_users,
     weights,
     with_key,
     with_order,
@@ -130,6 +131,8 @@ def write_interactions(
         judged = split.filter(split[IS_TARGET]) if IS_TARGET in split.columns else split
         counted_splits = fetch(backend, counts_by(judged, SPLIT)).to_pylist()
         note_shares(tables, {row[SPLIT]: row["rows"] for row in counted_splits})
+    if settings.chosen_split in ("time", "given") and before is None:
+        warn_of_few_users(tables, split)
     train = named.semi_join(split.filter(split[SPLIT] == "train"), ROW)
     events = left_join(named.drop(SPLIT) if SPLIT in named.columns else named, split.select(ROW, SPLIT), ROW)
     order_said = f"by column '{tables.time}'" if tables.time else "as in the file: there is no timestamp"
