@@ -146,7 +146,9 @@ def test_a_frame_and_parquet_bring_values_with_types(run: Path, tmp_path: Path) 
 
 def test_items_that_a_whole_catalogue_lacks_are_withdrawn_and_may_return(run: Path) -> None:
     first, second, third, *_ = items_for(run)
-    cut_off = r"lacks 38 of 40 items, more than a share of 0.2, so it may be cut off; nothing was changed; if it is whole"
+    cut_off = (
+        r"lacks 38 of 40 items, more than a share of 0.2, so it may be cut off; nothing was changed; if it is whole"
+    )
     with pytest.raises(DataError, match=cut_off):
         changed(run, f"{first},a,1,true", f"{second},b,1,true", whole=True)
     assert len(items_for(run)) > 2

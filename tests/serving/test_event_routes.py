@@ -72,7 +72,9 @@ def test_a_type_that_no_model_reads_is_told(tmp_path: Path, caplog: pytest.LogCa
     data = recspec.prepare(table, tmp_path / "data", progress=False, **named)
     folder = recspec.train("popularity", data, tmp_path / "films", progress=False).path
     settings = RepositorySettings(watch=0, journal=f"sqlite:///{tmp_path / 'journal.db'}")
-    told = "type 'purchse' (2 events): no served model reads it (did you mean 'purchase'?); they read 'purchase', 'view'"
+    told = (
+        "type 'purchse' (2 events): no served model reads it (did you mean 'purchase'?); they read 'purchase', 'view'"
+    )
     with asking(sources(films=folder), settings=settings) as asked:
         kinds = ("view", "purchse", "purchse", "impression", "hide")
         answer = asked("POST", "/events", {"events": [{**GIVEN, "type": kind} for kind in kinds]}).data

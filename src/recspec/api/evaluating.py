@@ -84,7 +84,9 @@ class EvaluationResult(Viewed):
                     interval = intervals.get(metric)
                     ends = (interval.low, interval.high) if interval else (None, None)
                     test = None if own else tested_difference(self.report.model, found, protocol, metric)
-                    rows.append((name, protocol, metric, float(value), errors.get(metric), *ends, *(test or (None,) * 2)))
+                    rows.append(
+                        (name, protocol, metric, float(value), errors.get(metric), *ends, *(test or (None,) * 2))
+                    )
         texts = ("model", "protocol", "metric")
         numbers = ("value", "standard_error", "low", "high", "difference", "p_value")
         kinds = {**dict.fromkeys(texts, pa.string()), **dict.fromkeys(numbers, pa.float64())}

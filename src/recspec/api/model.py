@@ -138,7 +138,14 @@ class Model(Viewed):
             DataError: naming every column that is missing, and every value that can't be read.
             SpecError: for an unknown split, or another dataset than the model was trained on.
         """
-        from recspec.inference import marks_of, note_of_scores, predict_shards, predict_split, predict_tables, row_writer
+        from recspec.inference import (
+            marks_of,
+            note_of_scores,
+            predict_shards,
+            predict_split,
+            predict_tables,
+            row_writer,
+        )
 
         kept = list(columns) if columns is not None else None
         if is_frame(rows):

@@ -33,7 +33,9 @@ def waiting(tables: Tables, admit_after: int) -> tuple[Table | None, list[str]]:
     return (tables.backend.stage(ibis.union(*parts, distinct=True)) if parts else None), notes
 
 
-def retire(tables: Tables, before: Encoders, after: str, *, dated: bool, most: float) -> tuple[Tables, Encoders, list[str]]:
+def retire(
+    tables: Tables, before: Encoders, after: str, *, dated: bool, most: float
+) -> tuple[Tables, Encoders, list[str]]:
     """Tables without the users and items of which no event is younger than `after`, counted back from the newest one.
 
     Their ids in the encoders are blank then, and stay theirs. Also returns notes.

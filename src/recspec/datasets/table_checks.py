@@ -197,6 +197,7 @@ def without_effect(raw: RawRows, tables: Tables, asked: Settings) -> list[str]:
         "half_life": "" if timed else "no column is the time (timestamp=COLUMN names it)",
         "rows_by": "" if settings.rows else "all rows are taken (rows=NUMBER takes some)",
         "title": "" if settings.items else "there is no file of items (items=FILE names it)",
+        "stock": "" if settings.items else "there is no file of items (items=FILE names it)",
         "text_dim": "" if settings.text else "no column is text (text=[COLUMN] names it)",
         "list_separator": "" if has_lists else "no column holds lists (lists=[COLUMN] names it)",
         "cross_cardinality": "" if settings.crosses else "nothing is crossed (crosses=[[COLUMN, COLUMN]])",

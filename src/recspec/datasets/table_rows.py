@@ -185,7 +185,8 @@ def warn_of_few_users(tables: Tables, rows: Table) -> None:
     if few:
         least = min(found[name] for name in few)
         each_told = "; ".join(
-            f"{name} judges {found[name]:,}, and not the {found[f'new_{name}']:,} without a row in train" for name in few
+            f"{name} judges {found[name]:,}, and not the {found[f'new_{name}']:,} without a row in train"
+            for name in few
         )
         late_told = f" ({found['late']:,} of them first seen in valid)" if found["late"] else ""
         tables.notes.warnings.append(

@@ -185,6 +185,15 @@ def _decimal(given: object) -> object:
     return {mark: name for name, mark in DECIMALS.items()}.get(given, given) if isinstance(given, str) else given
 
 
+def _one_column(given: object) -> object:
+    if isinstance(given, Mapping) and len(given) != 1:
+        raise ValueError(f"names {len(given)} columns; expected one, such as {{availability: [in stock, preorder]}}")
+    return given
+
+
+Stock = Annotated[
+    str | dict[str, Annotated[tuple[Word, ...], Field(min_length=1)]] | None, BeforeValidator(_one_column)
+]
 Decimal = Annotated[Literal["point", "comma"], BeforeValidator(_decimal)]
 Quote = Annotated[str | None, BeforeValidator(_quote)]
 Separator = Annotated[str, BeforeValidator(_separator), Field(min_length=1, max_length=4)]
@@ -302,6 +311,11 @@ class Settings(SignalSettings):
         (), description="columns of the users' file to keep for display; only these and features are copied"
     )
     title: str | None = Field(None, description="column of the items' file to show to people; `title` if null")
+    stock: Stock = Field(
+        None,
+        description="column of the items' file that tells what can be bought: a number of pieces, or true and false; "
+        "or {column: [texts of items in stock]}; by default one named stock, in_stock, available, ...",
+    )
     separator: Separator | None = Field(
         None, description="separator of a text file's columns, such as tab, :: or space; if null, by the first line"
     )
@@ -438,6 +452,11 @@ class Settings(SignalSettings):
         """The settings with others in the place of some, checked. Raises SettingsError if they do not fit."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return build(Settings, f"{raw}: settings", {**given, **update})
+
+    @property
+    def stock_column(self) -> str | None:
+        """The column of the items' file that tells what can be bought, if a setting names it."""
+        return self.stock if not isinstance(self.stock, dict) else next(iter(self.stock))
 
     @property
     def reads_times(self) -> bool:

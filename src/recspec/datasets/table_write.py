@@ -13,6 +13,7 @@ from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 
 from recspec.base.errors import DataError, SettingsError, how_many, listed, nearest
+from recspec.data.encoding import STOCK_NAMES
 from recspec.data.prepare import (
     AS_IN_FILE,
     CUTS,
@@ -41,6 +42,7 @@ from recspec.data.prepare import (
     count_rows,
     counts_by,
     fetch,
+    figures,
     interactions,
     is_dated,
     keep_earliest,
@@ -76,6 +78,7 @@ from recspec.datasets.table_settings import Settings as Settings
 from recspec.feature_spec import FeatureSpec
 
 NAME = "table"
+FEWEST_PIECES, LEAST_SOLD_OUT = 4, 0.01  # distinct numbers, and the share of 0, of a column that may be the stock
 
 
 # --- interactions ----------------------------------------------------------------------------------------------------
@@ -415,6 +418,8 @@ def catalogue(
     title = settings.title if role == "item" else None
     if title is not None and title not in side.columns:
         raise SettingsError(f"setting 'title': no column '{title}'{nearest(title, side.columns)} in the items' file")
+    if role == "item":
+        check_stock(tables, side)
     side = side if events is None else with_described(side, key, role, name, events, plan)
     table = fetch(tables.backend, _one_row_each(tables, side, key, train[name], file))
     features = {feature: table.column(column) for feature, column in plan.in_file(role).items()}
@@ -428,6 +433,45 @@ def catalogue(
     arrays = {name: table.column(key), **features, **{new: table.column(old) for old, new in shown.items()}}
     readable = {new: shown[old] for new, old in _readable(tables, plan, role, file, title, [*shown]).items()}
     return Catalogue(pa.table(arrays), name, columns, readable, file=file, latest=latest)
+
+
+def check_stock(tables: Tables, items: Table) -> None:
+    """Refuse a column of stock that does not tell, and note one that looks like it; see the setting `stock`."""
+    backend, settings, notes = tables.backend, tables.settings, tables.notes
+    if (name := settings.stock_column) is not None:
+        if name not in items.columns:
+            raise SettingsError(f"setting 'stock': no column '{name}'{nearest(name, items.columns)} in the items' file")
+        is_text = items[name].type().is_string()
+        if is_text != isinstance(settings.stock, dict):
+            found = f"column '{name}' of the items' file holds {'texts' if is_text else 'no texts'}"
+            told = f"'stock={{{name}: [TEXT]}}' names those of items in stock" if is_text else f"stock={name} is enough"
+            raise SettingsError(f"setting 'stock': {found}; --set {told}")
+        return
+    if any(plain_name.lower() in STOCK_NAMES for plain_name in items.columns):
+        return
+    free = [
+        each for each in items.columns if each not in (*OURS, *settings.with_role) and items[each].type().is_integer()
+    ]
+    asked = {
+        (each, what): value
+        for each in free
+        for what, value in (
+            ("least", items[each].min()),
+            ("kinds", items[each].nunique()),
+            ("none", (items[each] == 0).mean()),
+        )
+    }
+    found = figures(backend, items, asked) if asked else {}
+    for each in free:
+        if (
+            found[each, "least"] == 0
+            and found[each, "kinds"] >= FEWEST_PIECES
+            and found[each, "none"] >= LEAST_SOLD_OUT
+        ):
+            notes.inferred.append(
+                f"'{each}' of the items' file holds whole numbers from 0, 0 in {found[each, 'none']:.0%} of the items: "
+                f"if they are pieces in stock, --set stock={each} makes the items with 0 not for sale"
+            )
 
 
 def with_described(side: Table, key: str, role: Role, name: str, events: Table, plan: FeaturePlan) -> Table:

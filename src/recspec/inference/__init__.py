@@ -47,7 +47,7 @@ __all__ = [
     "ItemChanges", "ItemFields", "ItemIndex", "LiveEvents", "Pipeline", "PipelineRanker", "Predictor", "RawCatalogue",
     "ReadLive", "RecommendRequest", "Recommendation", "RecommendedItem", "Row", "SimilarItems", "build_pipeline",
     "catalogue_columns", "explain", "facts_of_encoder", "has_vectors", "highest", "history_of", "item_vectors",
-    "known_columns", "marks_of", "merging", "note_of_scores", "note_of_unknown_users", "place_of", "predict_file", "predict_shards",
-    "predict_split", "predict_tables", "read_rows", "read_users", "recommend_shards", "recommend_to_file",
-    "recommended", "requests", "row_writer", "table_of", "update_catalogue",
+    "known_columns", "marks_of", "merging", "note_of_scores", "note_of_unknown_users", "place_of", "predict_file",
+    "predict_shards", "predict_split", "predict_tables", "read_rows", "read_users", "recommend_shards",
+    "recommend_to_file", "recommended", "requests", "row_writer", "table_of", "update_catalogue",
 ]  # fmt: skip

@@ -376,7 +376,7 @@ class Journal:
         """How many of the newest events are of each type."""
         newest = sa.select(event.c.type).order_by(event.c.seq.desc()).limit(most).subquery()
         asked = sa.select(newest.c.type, sa.func.count()).group_by(newest.c.type).order_by(newest.c.type)
-        return {kind: count for kind, count in self.rows(asked)}
+        return {row[0]: row[1] for row in self.rows(asked)}
 
     def position_of(self, name: str) -> int:
         """How far a consumer has read; 0 before its first time."""

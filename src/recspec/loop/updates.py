@@ -114,9 +114,8 @@ class UpdateOutcome:
 
     def line(self) -> str:
         """It in one line."""
-        return (
-            f"{self.state}; {versions.called(self.version)} answers{f': {self.why}' if self.why else ''} ({self.seconds:.1f} s)"
-        )
+        why = f": {self.why}" if self.why else ""
+        return f"{self.state}; {versions.called(self.version)} answers{why} ({self.seconds:.1f} s)"
 
 
 @dataclass(frozen=True)

@@ -570,9 +570,7 @@ def _card(plan: FitPlan, found: Fitted, seconds: float) -> Card:
         "world_size": plan.world_size,
         "torch": torch.__version__,
         "valid_metric": found.metric or None,
-        "tried": [
-            {"settings": dict(each.settings), "value": each.value, "taken": each.best} for each in found.tried
-        ],
+        "tried": [{"settings": dict(each.settings), "value": each.value, "taken": each.best} for each in found.tried],
         "logits_from": found.logits_from,
         **({"importance": found.model.importance()} if isinstance(found.model, LightGbm) else {}),
     }

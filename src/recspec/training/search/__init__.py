@@ -8,5 +8,6 @@ from recspec.training.search.study import Found
 from recspec.training.search.tune import Tuning
 
 __all__ = [
-    "AutoSearch", "Found", "Leaderboard", "State", "Tuning", "by_reason", "describe", "main_reason", "parse_space", "sections_of",
+    "AutoSearch", "Found", "Leaderboard", "State", "Tuning", "by_reason", "describe", "main_reason",
+    "parse_space", "sections_of",
 ]  # fmt: skip
