@@ -248,6 +248,12 @@ def test_a_blend_is_updated_and_judged_as_one(journal: Journal, tmp_path: Path) 
 # --- labelled rows ----------------------------------------------------------------------------------------------------
 
 
+def test_an_answer_of_a_clock_that_was_ahead_keeps_none_waiting() -> None:
+    blocks = [pa.record_batch({"served_at": times}) for times in ([5, 900, 6], [7, 20, 8])]
+    found = updates.answers_before(iter(blocks), 20, 100)
+    assert [each.column("served_at").to_pylist() for each in found] == [[5, 900, 6], [7]]
+
+
 def test_answers_become_labelled_rows_once_their_windows_are_closed(journal: Journal, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     known = {

@@ -36,7 +36,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from recspec.base.errors import DataError, SettingsError, listed, require_extra
 from recspec.base.files import special
-from recspec.loop.events import IMPRESSION, Event
+from recspec.loop.events import AHEAD_US, IMPRESSION, Event
 
 SCHEMA = 1
 """Version of the tables; a journal with another one is refused."""
@@ -687,9 +687,24 @@ def _digest(key: bytes, subject: str) -> str:
     return hmac.new(key, subject.encode(), hashlib.sha256).hexdigest()
 
 
+class _Clock:
+    """The machine's clock; while it is set back by at most `AHEAD_US`, it stands still, so order and windows hold."""
+
+    newest = 0
+
+    def now(self) -> int:
+        found = time.time_ns() // 1_000
+        if not found < self.newest <= found + AHEAD_US:
+            self.newest = found
+        return self.newest
+
+
+_clock = _Clock()
+
+
 def now_us() -> int:
-    """The time in microseconds since 1970 in UTC."""
-    return time.time_ns() // 1_000
+    """The time in microseconds since 1970 in UTC; see `_Clock`."""
+    return _clock.now()
 
 
 def _in_blocks(values: Sequence[T]) -> Iterable[Sequence[T]]:
