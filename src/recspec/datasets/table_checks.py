@@ -186,6 +186,7 @@ def without_effect(raw: RawRows, tables: Tables, asked: Settings) -> list[str]:
         "min_interactions": if_labelled,
         "num_negatives": if_labelled or ("split users ranks all items" if split == "users" else ""),
         "min_count": if_not,
+        "time_features": if_not,
         "group": if_not,
         "valid": f"the split is {split}" if split in ("leave_one_out", "none") else "",
         "test": f"the split is {split}" if split in ("leave_one_out", "none", "given") else "",

@@ -348,6 +348,11 @@ class Settings(SignalSettings):
         description="format of times, such as %m/%d/%Y, or seconds, milliseconds, microseconds or nanoseconds since "
         "1970; null: numbers as they are, or ISO 8601 dates",
     )
+    time_features: tuple[Literal["hour", "weekday"], ...] = Field(
+        (),
+        description="with a label: features of `timestamp`, [hour, weekday], of UTC or of the clock where times name no "
+        "zone; rows to predict must then hold the time",
+    )
     repeats: Repeats = Field(
         "keep",
         description="without a label: keep all of a user's rows for an item, or only the first or the last; sum: the "
@@ -461,7 +466,8 @@ class Settings(SignalSettings):
     @property
     def reads_times(self) -> bool:
         """Whether a setting other than the split needs times: the decay of weights, and histories of labelled rows."""
-        return self.half_life is not None or (self.label is not None and self.history is not None)
+        by_time = self.history is not None or bool(self.time_features)
+        return self.half_life is not None or (self.label is not None and by_time)
 
     @property
     def of_interactions(self) -> list[str]:

@@ -3,6 +3,7 @@
 from recspec.data.encoding import hashing, raw_values, text_vectors
 from recspec.data.encoding.encoder_kinds import (
     BucketEncoder,
+    ClockEncoder,
     CrossEncoder,
     Encoder,
     HashEncoder,
@@ -84,7 +85,7 @@ __all__ = [
     "VOCABULARIES",
     "Arrays",
     "BucketEncoder",
-    "CrossEncoder",
+    "ClockEncoder",    "CrossEncoder",
     "Encoder",
     "Encoders",
     "HashEncoder",

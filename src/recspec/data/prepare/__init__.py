@@ -16,6 +16,7 @@ from recspec.data.prepare.backend import (
 from recspec.data.prepare.catalogues import Before, Catalogue, Decay
 from recspec.data.prepare.columns import Column, Kind
 from recspec.data.prepare.declared import (
+    PER_SECOND,
     DeclaredColumn,
     Invalid,
     check_time_format,
@@ -128,7 +129,8 @@ from recspec.data.prepare.times import looks_like_time, note_doubtful_time, note
 
 __all__ = [
     "AS_IN_FILE", "CODE_NAME", "CUTS", "DESCRIBES", "EARLIER", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP",
-    "HELDOUT_USERS", "HOW", "IS_TARGET", "ITEM", "LABEL", "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES",
+    "HELDOUT_USERS", "HOW", "IS_TARGET", "ITEM", "LABEL", "LABELS", "LARGEST", "PER_SECOND", "PROBLEMS_SHOWN", "ROW",
+    "ROW_BYTES",
     "SECONDS", "SEEN", "SERIES", "SHOWN", "SPLIT", "SPLITS", "SPLIT_BEFORE", "SPLIT_WORDS", "TARGET", "TIMESTAMP",
     "USER", "WEIGHT", "WINDOW", "Backend", "Before", "Catalogue", "Cleaned", "Column", "ColumnRole", "ColumnType",
     "Decay", "DeclaredColumn", "Distribution", "DuckDBBackend", "HistorySettings", "Invalid",
