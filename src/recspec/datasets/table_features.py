@@ -163,7 +163,9 @@ def _clocks(tables: Tables, taken: Iterable[str], problems: list[str]) -> list[C
     elif declared is not None and declared.zone is not None:
         wrong = "it declares a zone, and they are of UTC"
     elif form is not None and not {*re.findall("%.", form)} <= CLOCK_CODES:
-        wrong = f"it is written as {form}; expected ISO 8601, numbers since 1970, or a format of {' '.join(CLOCK_CODES)}"
+        wrong = (
+            f"it is written as {form}; expected ISO 8601, numbers since 1970, or a format of {' '.join(CLOCK_CODES)}"
+        )
     else:
         ends = figures(tables.backend, tables.rows, {"least": times.min(), "most": times.max()})
         if np.isnan(raw_values.seconds_by_size(np.array([*ends.values()], np.float64))).any():
@@ -281,7 +283,9 @@ def _crosses(features: Sequence[Column], settings: Settings, tables: Tables, pro
             column = by_name.get(name)
             if name not in known:
                 problems.append(f"setting 'crosses': {_no_feature(name, settings, tables, known)}")
-            elif column is not None and (column.kind in ("number", "list", "vector", "text", "clock") or column.is_list):
+            elif column is not None and (
+                column.kind in ("number", "list", "vector", "text", "clock") or column.is_list
+            ):
                 what, do = {"vector": "a vector", "clock": "made of a time"}.get(column.kind, "a list"), "leave it out"
                 if column.kind == "number":
                     what, do = "a number", "cross its bucket"

@@ -350,8 +350,8 @@ class Settings(SignalSettings):
     )
     time_features: tuple[Literal["hour", "weekday"], ...] = Field(
         (),
-        description="with a label: features of `timestamp`, [hour, weekday], of UTC or of the clock where times name no "
-        "zone; rows to predict must then hold the time",
+        description="with a label: features of `timestamp`, [hour, weekday], in UTC, or as written where times name "
+        "no zone; rows to predict must then hold the time",
     )
     repeats: Repeats = Field(
         "keep",
