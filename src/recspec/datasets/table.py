@@ -99,9 +99,8 @@ def _told(settings: Settings) -> dict[str, object]:
         told |= {"target": list(settings.target), "seen_types": list(settings.seen_types or ())}
     if settings.items is not None and settings.title is not None:
         told["item_columns"] = {settings.title: "title"}
-    if settings.items is not None and (stock := settings.stock_column) is not None:
-        values = {"values": list(settings.stock[stock])} if isinstance(settings.stock, dict) else {}
-        told["stock"] = {"column": stock, **values}
+    for column, texts in settings.stock.items() if settings.items is not None else ():
+        told["stock"] = {"column": column, **({"values": list(texts)} if texts else {})}
     if isinstance(settings.items, SideFile) and settings.items.key is not None:
         told["items_key"] = settings.items.key
     if settings.decimal == "comma":
@@ -163,7 +162,7 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Setti
             features=_with_plain_names(named[side], side),
             shown=True,
         )
-        mentioned = frozenset({*own.ids, *own.features, *filter(None, (settings.title, settings.stock_column))})
+        mentioned = frozenset({*own.ids, *own.features, *settings.stock, *([settings.title] if settings.title else [])})
         otherwise = {"mentioned": mentioned, "key": keys[side], **asked.of_side(side)}
         own_reading = replace(beside, **otherwise)  # type: ignore[arg-type]
         found = stage(backend, [path], own.ids, own_reading, notes, work)

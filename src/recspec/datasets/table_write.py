@@ -438,16 +438,14 @@ def catalogue(
 def check_stock(tables: Tables, items: Table) -> None:
     """Refuse a column of stock that does not tell, and note one that looks like it; see the setting `stock`."""
     backend, settings, notes = tables.backend, tables.settings, tables.notes
-    if (name := settings.stock_column) is not None:
+    for name, texts in settings.stock.items():
         if name not in items.columns:
             raise SettingsError(f"setting 'stock': no column '{name}'{nearest(name, items.columns)} in the items' file")
-        is_text = items[name].type().is_string()
-        if is_text != isinstance(settings.stock, dict):
+        if (is_text := items[name].type().is_string()) != bool(texts):
             found = f"column '{name}' of the items' file holds {'texts' if is_text else 'no texts'}"
             told = f"'stock={{{name}: [TEXT]}}' names those of items in stock" if is_text else f"stock={name} is enough"
             raise SettingsError(f"setting 'stock': {found}; --set {told}")
-        return
-    if any(plain_name.lower() in STOCK_NAMES for plain_name in items.columns):
+    if settings.stock or any(name.lower() in STOCK_NAMES for name in items.columns):
         return
     free = [
         each for each in items.columns if each not in (*OURS, *settings.with_role) and items[each].type().is_integer()
