@@ -34,7 +34,7 @@ def waiting(tables: Tables, admit_after: int) -> tuple[Table | None, list[str]]:
 
 
 def retire(
-    tables: Tables, before: Encoders, after: str, *, dated: bool, most: float
+    tables: Tables, before: Encoders, after: str, dated: bool, most: float
 ) -> tuple[Tables, Encoders, list[str]]:
     """Tables without the users and items of which no event is younger than `after`, counted back from the newest one.
 

@@ -134,8 +134,8 @@ def append_events(
             raise DataError(f"{events}: holds no row")
         tables = replace(known, rows=backend.stage(_stacked(known.rows, new)), notes=Notes())
         if retire_after is not None:
-            known, dated = before.encoders, rules.dated
-            tables, encoders, retired = retire(tables, known, retire_after, dated=dated, most=retire_most)
+            how = retire_after, rules.dated, retire_most
+            tables, encoders, retired = retire(tables, before.encoders, *how)
             before, told = replace(before, encoders=encoders), [*told, *retired]
         held, waits = waiting(tables, admit_after)
         before, told = replace(before, waiting=held), [*told, *waits]

@@ -450,25 +450,16 @@ def check_stock(tables: Tables, items: Table) -> None:
     free = [
         each for each in items.columns if each not in (*OURS, *settings.with_role) and items[each].type().is_integer()
     ]
-    asked = {
-        (each, what): value
-        for each in free
-        for what, value in (
-            ("least", items[each].min()),
-            ("kinds", items[each].nunique()),
-            ("none", (items[each] == 0).mean()),
-        )
-    }
-    found = figures(backend, items, asked) if asked else {}
+    asked = {(each, "least"): items[each].min() for each in free}
+    asked |= {(each, "kinds"): items[each].nunique() for each in free}
+    asked |= {(each, "none"): (items[each] == 0).mean() for each in free}
+    numbers = figures(backend, items, asked) if asked else {}
     for each in free:
-        if (
-            found[each, "least"] == 0
-            and found[each, "kinds"] >= FEWEST_PIECES
-            and found[each, "none"] >= LEAST_SOLD_OUT
-        ):
+        least, kinds, none = (numbers[each, what] for what in ("least", "kinds", "none"))
+        if least == 0 and kinds >= FEWEST_PIECES and none >= LEAST_SOLD_OUT:
             notes.inferred.append(
-                f"'{each}' of the items' file holds whole numbers from 0, 0 in {found[each, 'none']:.0%} of the items: "
-                f"if they are pieces in stock, --set stock={each} makes the items with 0 not for sale"
+                f"'{each}' of the items' file holds whole numbers from 0, 0 in {none:.0%} of the items: if they are "
+                f"pieces in stock, --set stock={each} makes the items with 0 not for sale"
             )
 
 

@@ -114,8 +114,8 @@ def compare_over(
         owners, ours, theirs = zip(*pairs, strict=True)
         codes = pa.concat_arrays(owners).dictionary_encode().indices.to_numpy()
         users = int(codes.max()) + 1
-        sums = [np.bincount(codes, weights=np.concatenate(of)) * users / len(codes) for of in (ours, theirs)]
-        return compare_values(*sums, draws, seed)
+        one, other = (np.bincount(codes, weights=np.concatenate(of)) * users / len(codes) for of in (ours, theirs))
+        return compare_values(one, other, draws, seed)
 
     return {
         protocol: {name: compared(pairs) for name, pairs in named.items() if any(len(of) for _, of, _ in pairs)}

@@ -313,7 +313,9 @@ class Journal:
             return []
         first: dict[str, Event] = {}
         with self._told(), self._writing() as connection:
-            forgotten = self._forgotten(connection, (each.subject for each in (*events, *exposures)))
+            forgotten = self._forgotten(
+                connection, [*(each.subject for each in events), *(each.subject for each in exposures)]
+            )
             known = self._known(connection, [each.event_id for each in events])
             outcomes: list[Outcome] = []
             for each in events:
@@ -375,8 +377,8 @@ class Journal:
     def recent_types(self, most: int = 10_000) -> dict[str, int]:
         """How many of the newest events are of each type."""
         newest = sa.select(event.c.type).order_by(event.c.seq.desc()).limit(most).subquery()
-        asked = sa.select(newest.c.type, sa.func.count()).group_by(newest.c.type).order_by(newest.c.type)
-        return {row[0]: row[1] for row in self.rows(asked)}
+        asked = sa.select(newest.c.type, sa.func.count().label("events")).group_by(newest.c.type).order_by(newest.c.type)
+        return {row.type: int(row.events) for row in self.rows(asked)}
 
     def position_of(self, name: str) -> int:
         """How far a consumer has read; 0 before its first time."""
