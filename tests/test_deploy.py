@@ -87,6 +87,9 @@ def test_commands_of_the_loop_are_those_that_recspec_has() -> None:
     assert len(started) == 6
     for each in started:
         check_command(shlex.split(each))
+    nightly = (DEPLOY / "systemd" / "recspec-nightly.service").read_text(encoding="utf-8")
+    assert "Wants=recspec-catalogue.service" in nightly, "which fails alone"
+    assert "recspec catalogue" not in nightly
 
 
 def test_the_loop_patches_what_the_servers_have() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from recspec import api
 from recspec.base.errors import DataError, SettingsError
+from recspec.evaluation import saved
 from tests.api.test_commands import Typed, typed  # noqa: F401
 
 DAY = 86_400
@@ -93,6 +94,28 @@ def test_the_mean_and_its_error_are_those_of_the_windows(windows: Path, tmp_path
     options = ("--protocol", "full", "-k", "3", "--cold", "drop", "--set", "settings.l2=5", "--json")
     printed = json.loads(typed("backtest", "ease", windows, tmp_path / "typed", *options))
     assert printed == json.loads(json.dumps(result.to_dict()))
+
+
+def test_two_backtests_are_compared_by_one_test_in_which_a_user_counts_once(windows: Path, tmp_path: Path) -> None:
+    asked = {"protocol": "full", "progress": False}
+    api.backtest("popularity", windows, tmp_path / "popularity", **asked)
+    result = api.backtest("ease", windows, tmp_path / "ease", against=tmp_path / "popularity", **asked)
+    found = result.pooled["full"]["ndcg@10"]
+    sums, count = dict[str, float](), 0
+    for number in (1, 2, 3):
+        names = [f"{run}/window-{number}" for run in ("popularity", "ease")]
+        theirs, ours = (saved(tmp_path / name)[0].table("full").to_pandas() for name in names)
+        for user, difference in zip(ours["id"], theirs["ndcg@10"] - ours["ndcg@10"], strict=True):
+            sums[user] = sums.get(user, 0.0) + difference
+        count += len(ours)
+    assert count > len(sums), "users of several windows"
+    values = np.array([*sums.values()]) * len(sums) / count
+    assert found.difference == pytest.approx(values.mean(), abs=1e-6)
+    assert found.standard_error == pytest.approx(values.std(ddof=1) / math.sqrt(len(values)), rel=1e-4)
+    assert f"full: the model against {tmp_path / 'popularity'}, all datasets" in str(result)
+    assert result.to_dict()["against"]["full"]["ndcg@10"]["p_value"] == found.p_value  # type: ignore[index]
+    with pytest.raises(DataError, match=r"--against: no run .*window-1.*; expected one a dataset"):
+        api.backtest("ease", windows, tmp_path / "other", against=tmp_path / "nothing", **asked)
 
 
 def test_one_dataset_has_no_error_and_a_folder_without_any_is_refused(windows: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pyarrow import csv
 from recspec import api
 from recspec.base.errors import BundleError, DataError, RequestError, SettingsError
 from recspec.bundle import run_record
+from recspec.evaluation import compare_values
 from recspec.loop import Event, Journal
 from tests.api.conftest import USERS, events
 
@@ -215,6 +216,11 @@ def test_an_opened_run_knows_its_data_and_keeps_its_evaluations(model: api.Model
     assert ours["value"].tolist() == [result.metrics["full"]["ndcg@10"]]
     assert ours["standard_error"].notna().all()
     assert {"popularity", "item_knn"} <= set(frame["model"])
+    theirs = frame.query("model == 'popularity' and metric == 'ndcg@10'").iloc[0]
+    paired = result.report.model.values["full"]["ndcg@10"], result.report.beside["popularity"].values["full"]["ndcg@10"]
+    assert theirs["difference"] == pytest.approx(theirs["value"] - ours["value"].iloc[0])
+    assert theirs["p_value"] == pytest.approx(compare_values(*paired, draws=10).p_value)
+    assert ours["p_value"].isna().all()
     listed = api.runs(model.path).to_frame("rows")
     assert listed[0]["model"] == "ease"
     assert listed[0]["test"] is not None
@@ -270,8 +276,9 @@ def test_a_run_of_other_data_is_never_the_better_one(model: api.Model, data: api
     (name, found), *_ = compared.items()
     sure = replace(found, difference=-0.1, p_value=0.0, p_permutation=0.0)
     report = replace(result.report, against={str(other.path): {"full": {name: sure}}})
-    clear = api.EvaluationResult(report, "ease")
-    assert clear.comparisons("dict")["better"] == ["ease"]
+    clear = api.EvaluationResult(report, "ease", run=str(model.path))
+    assert clear.comparisons("dict")["better"] == [str(model.path)]
+    assert result.run == str(model.path)
     assert repr(clear).startswith("EvaluationResult of ease")
     record = run_record.read(other.path)
     assert record is not None

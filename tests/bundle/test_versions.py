@@ -75,9 +75,9 @@ def test_failures_freeze_and_numbers_are_not_given_again(tmp_path: Path) -> None
 
 def test_going_back_takes_the_versions_one_by_one_and_freezes(tmp_path: Path) -> None:
     run = made(tmp_path / "run", 1, 2)
-    assert (versions.roll_back(run).frozen, answers(run)) == ("version 2 was rolled back", 1)
-    assert (versions.roll_back(run).frozen, answers(run)) == ("version 1 was rolled back", 0)
-    with pytest.raises(DataError, match="run: there is no version before 0 to go back to"):
+    assert (versions.roll_back(run).frozen, answers(run)) == ("update 2 was rolled back", 1)
+    assert (versions.roll_back(run).frozen, answers(run)) == ("update 1 was rolled back", 0)
+    with pytest.raises(DataError, match=r"run: there is no version before update 0 \(as trained\) to go back to"):
         versions.roll_back(run)
     assert versions.next_update(run).name == "0003"
 

@@ -607,7 +607,7 @@ def test_every_command_of_the_demo_can_be_copied(run: Cli, tmp_path: Path, monke
         if words[0] == "serve":
             bundle.load(tmp_path / words[1])
         else:
-            status, _, said = run(*words, *(("--models", "markov") if words[-1] == "10" else ()))
+            status, _, said = run(*words, *(("--models", "markov") if words[-1] == "2" else ()))
             assert status == 0, said
 
 

@@ -32,9 +32,9 @@ def test_a_model_is_fitted_evaluated_and_recommends(run: Cli, data: FeatureSpec,
     assert lines[3] == "steps:      none; l2, dropout, recency chosen on valid"
     assert [line.split()[0] for line in lines[5:9]] == ["l2"] * 4
     assert "  valid full/ndcg@10 0." in lines[5]
-    assert lines[5].endswith(" (best)")
+    assert lines[5].endswith(" (taken)")
     assert all(", recency " in line for line in lines[9:11])
-    chosen = [line for line in lines[5:11] if line.endswith(" (best)")][-1]
+    chosen = [line for line in lines[5:11] if line.endswith(" (taken)")][-1]
     best = float(chosen.split("full/ndcg@10 ")[1].split()[0])
     assert re.fullmatch(rf"full/ndcg@10 on valid: {best:.4f}; .*popularity.*: 0\.[0-9]{{4}}", lines[11])
     assert next(line for line in lines if "bundle" in line).startswith(

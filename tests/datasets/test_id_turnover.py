@@ -87,6 +87,18 @@ def test_the_long_silent_retire_and_their_ids_stay_blank(tmp_path: Path) -> None
     }, "who comes back is new"
 
 
+def test_one_event_of_the_far_future_retires_nobody(tmp_path: Path) -> None:
+    base = shop(tmp_path / "shop")
+    file = written(tmp_path / "new.csv", events("dan:b:9999"))
+    told = (
+        r"retire_after=30d would retire 3 of 4 users, more than a share of 0.5: the newest time of an event is 20\d\d-"
+    )
+    with pytest.raises(DataError, match=told):
+        append_events(base, file, tmp_path / "new", retire_after="30d", retire_most=0.5)
+    grown = append_events(base, file, tmp_path / "all", retire_after="30d", retire_most=1.0)
+    assert "3 users without an event for 30d retired" in grown.notes
+
+
 def test_without_times_nobody_retires(tmp_path: Path) -> None:
     table = events("ann:a:0 ann:b:1 ben:a:2 ben:b:3").drop_columns(["timestamp"])
     base = prepared(tmp_path / "shop", table, split="none", item_features=[], num_negatives=0, timestamp=None)

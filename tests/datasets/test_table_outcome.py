@@ -352,3 +352,17 @@ def test_few_active_users_and_few_respelled_ids_are_no_defect() -> None:
     users = np.concatenate([np.repeat(np.arange(5), 30), rng.integers(5, 30, NUM_ROWS - 150)])
     said = told({**events(rng), "user_id": texts(users), "item_id": [f"i{n}" for n in rng.integers(99, size=NUM_ROWS)]})
     assert said.startswith("[None, ")
+
+
+def test_a_split_by_time_that_judges_few_users_is_told(tmp_path: Path) -> None:
+    first = [f"old{user},{item},{day}" for day, user in enumerate(range(12)) for item in "abc"]
+    late = [f"new{user},{item},{20 + user // 4}" for user in range(12) for item in "ab"]
+    rows = "user_id,item_id,timestamp\n" + "\n".join([*first, *late, "old0,b,22", "new4,c,22"]) + "\n"
+    told = str(prepare_text(tmp_path, rows, "time", split="time", valid=0.1, test=0.2).summary["warnings"])
+    assert (
+        "of 24 users, valid judges 0, and not the 4 without a row in train; test judges 1, and not the 5 without"
+        in told
+    )
+    assert "(1 of them first seen in valid), whom models don't know: a hit rate of 20 % is known to within 80%" in told
+    assert "--set split=leave_one_out judges nearly all" in told
+    assert "warnings" not in prepare_text(tmp_path, rows, "last", split="leave_one_out").summary

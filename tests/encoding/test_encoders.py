@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from recspec.base.errors import DataError
 from recspec.data.encoding.encoder_kinds import (
     BucketEncoder,
+    ClockEncoder,
     CrossEncoder,
     Encoder,
     HashEncoder,
@@ -265,6 +267,35 @@ def test_a_bucket_is_one_more_than_the_boundaries_that_are_at_most_as_large() ->
     assert column(AGE, ["18", " ", "30.5"]) == [2, 0, 4]
     assert AGE.cardinality == 5
     assert column(BucketEncoder(boundaries=()), [1, None]) == [1, 0]
+
+
+MONDAY = 1_732_525_200  # 2024-11-25 09:00 UTC
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        ["2024-11-25 09:00:30", "2024/11/25T09:59", "2024-11-25 11:00+02:00", "2024-11-25T09:00:00.123456789Z", ""],
+        [MONDAY, MONDAY * 1_000, MONDAY * 10**6, MONDAY * 10**9, None],
+        [str(MONDAY), f"{MONDAY}.5", f"{MONDAY}000", " 2024-11-25 09:00 UTC ", None],
+        [dt.datetime(2024, 11, 25, 9, tzinfo=dt.UTC), *[dt.datetime(2024, 11, 25, 9, 59, tzinfo=dt.UTC)] * 3, None],
+    ],
+)
+def test_the_hour_and_weekday_of_a_time_are_those_of_utc_however_it_is_written(spelled: list[object]) -> None:
+    assert column(ClockEncoder(part="hour"), spelled) == [10, 10, 10, 10, 0]
+    assert column(ClockEncoder(part="weekday"), spelled) == [1, 1, 1, 1, 0]
+
+
+def test_a_time_has_the_format_that_its_encoder_names_and_what_is_none_is_named() -> None:
+    german = ClockEncoder(part="weekday", format="%d.%m.%Y %H:%M")
+    assert column(german, ["01.12.2024 23:59", " 02.12.2024 00:00"]) == [7, 1]
+    assert column(ClockEncoder(part="hour"), ["2024-11-25", 5, 1e30][:1]) == [1], "a day begins at midnight"
+    assert column(ClockEncoder(part="hour"), [5, 1e30]) == [0, 0]
+    many = ["2024-11-25 09:00"] * 2 * SMALL
+    with pytest.raises(DataError, match=rf"row {2 * SMALL + 1} is '25.11.2024'; expected a time such as 2026-11-28"):
+        column(ClockEncoder(part="hour"), [*many, "25.11.2024"])
+    with pytest.raises(DataError, match=r"row 1 is '2024-11-25'; expected a time written as %d.%m.%Y %H:%M"):
+        column(german, ["2024-11-25"])
 
 
 @pytest.mark.parametrize(("boundaries", "message"), [((2, 1), "1 follows 2"), ((2, 2), "2 follows 2")])

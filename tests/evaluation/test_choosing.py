@@ -102,4 +102,5 @@ def test_a_lead_that_is_no_more_than_chance_leaves_the_first() -> None:
     found, tried = choose(STRENGTHS, attempt, lower=False, beats=lambda ours, theirs: ours - theirs > 1)
     assert found == 7.0
     assert [each.best for each in tried] == [True, False, True, False]
+    assert [each.is_level for each in tried] == [False, True, False, True]
     assert len(tried) == 4  # 100 is no edge

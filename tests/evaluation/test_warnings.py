@@ -12,6 +12,7 @@ from recspec.evaluation.warnings import (
     of_baselines,
     of_label_columns,
     of_probabilities,
+    of_protocols,
     of_repeats,
     of_trace,
 )
@@ -162,6 +163,16 @@ def test_another_protocol_than_the_choices_is_named() -> None:
     assert "0.5250 against 0.5000; the model was chosen by full/ndcg@10, which may order models" in warning.message
     (same,) = of_baselines(found, "test", "sampled/hit_rate@10")
     assert "chosen by" not in same.message
+
+
+@pytest.mark.parametrize(("users", "strange", "warns"), [(66, 31, True), (66, 30, False), (100, 99, False)])
+def test_few_users_beside_many_that_train_does_not_know_are_told(users: int, strange: int, warns: bool) -> None:
+    facts = {"full": {"groups": users, "positives": 30, "of_unknown_users_left_out": strange}}
+    told = [each.message for each in of_protocols(facts, "test")]
+    assert bool(told) == warns
+    if told:
+        assert told[0].startswith("full on test judges 66 users, and leaves out 31 positives of users that train does")
+        assert "a hit rate of 20 % is known to within 10%, so smaller differences between models may be ch" in told[0]
 
 
 @pytest.mark.parametrize(("repeats", "warns"), [(49, False), (50, True), (100, True)])

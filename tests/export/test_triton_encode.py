@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from recspec.base.errors import DataError, ExportError
 from recspec.data.encoding.encoder_kinds import (
     BucketEncoder,
+    ClockEncoder,
     CrossEncoder,
     Encoder,
     HashEncoder,
@@ -217,7 +218,10 @@ OF_TENSORFLOW: dict[str, Encoder] = {
         columns=("number", "colour"), cardinality=60, boundaries={"number": (0.0, 2.0)}, needs_all=True
     ),
     "no minus three": NumberEncoder(column="number", missing_values=("-3",), missing=9.0),
+    "hour": ClockEncoder(column="at", part="hour"),
+    "weekday": ClockEncoder(column="at", part="weekday"),
 }
+TIMES = ("2024-11-25 09:00", "1732525200", "", "2024-11-30T23:59:59Z", "1732525200000")
 
 
 def test_ids_of_models_that_tensorflow_trained_are_those_that_the_predictor_gives(
@@ -228,7 +232,8 @@ def test_ids_of_models_that_tensorflow_trained_are_those_that_the_predictor_give
         "rows", tuple(Port(name, "float32" if "minus" in name else "int64", 1, "row") for name in OF_TENSORFLOW)
     )
     Staged(tmp_path, 1).write_raw("model", signature, theirs, Batching())
-    texts = {"colour": TEXTS, "whole": WHOLE}
+    times = [TIMES[place % len(TIMES)] for place in range(len(TEXTS))]
+    texts = {"colour": TEXTS, "whole": WHOLE, "at": times}
     columns = {name: np.array([[text.encode()] for text in values], object) for name, values in texts.items()}
     found = Encoding.load(tmp_path / "model_encode" / "1").outputs({**columns, "number": np.array(NUMBERS)[:, None]})
     expected = theirs.encode(pa.table({**texts, "number": pa.array(NUMBERS, from_pandas=True)}))

@@ -12,6 +12,7 @@ import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 import pytest
 
+import recspec
 from recspec.base.errors import DataError, SettingsError, SpecError
 from recspec.data.storage import check as dataset_check
 from recspec.data.storage import open_split
@@ -403,6 +404,27 @@ def test_lists_are_one_text_in_csv(tmp_path: Path) -> None:
     with row_writer(tmp_path / "out.csv") as write:
         write(table)
     assert (tmp_path / "out.csv").read_text() == '"id","history","number"\n1,"a|b","1|2"\n2,"",\n'
+
+
+def test_rows_with_decimal_commas_are_read_and_their_predictions_written_so(tmp_path: Path) -> None:
+    rows = [(f"{place % 7},5", f"{place * 3 % 11}", place * 5 % 13 > 7) for place in range(80)]
+    text = "preis;menge;kauf\n" + "".join(f"{price};{amount};{int(label)}\n" for price, amount, label in rows)
+    (tmp_path / "rows.csv").write_text(text)
+    made = recspec.prepare(tmp_path / "rows.csv", tmp_path / "data", label="kauf", decimal="comma", progress=False)
+    assert made.prepared["changed"] == ["rows.csv: numbers with a decimal comma, read with a point: 'preis' (80)"]
+    model = recspec.train("logistic_regression", made, tmp_path / "run", progress=False)
+    new = "\n".join(line.rpartition(";")[0] for line in text.splitlines()) + "\n"
+    (tmp_path / "rows.csv").write_text(new)
+    model.predict(tmp_path / "rows.csv", out=tmp_path / "out.csv")
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert lines[0] == '"preis";"menge";"probability"'
+    assert lines[1].startswith('"0,5";"0";"0,')
+    numbers = [float(line.split(";")[-1].strip('"').replace(",", ".")) for line in lines[1:]]
+    own = model.predict(pa.table({"preis": [p % 7 + 0.5 for p in range(80)], "menge": [p * 3 % 11 for p in range(80)]}))
+    np.testing.assert_allclose(numbers, own["probability"], atol=1e-6)
+    (tmp_path / "rows.csv").write_text("preis;menge\n1.5;2\n")
+    with pytest.raises(DataError, match=r"column 'preis': row 1 is '1.5'; expected a decimal comma, as prepared"):
+        model.predict(tmp_path / "rows.csv", out=tmp_path / "out.csv")
 
 
 def test_objects_are_json_in_csv(tmp_path: Path) -> None:

@@ -146,7 +146,15 @@ def test_a_frame_and_parquet_bring_values_with_types(run: Path, tmp_path: Path) 
 
 def test_items_that_a_whole_catalogue_lacks_are_withdrawn_and_may_return(run: Path) -> None:
     first, second, third, *_ = items_for(run)
-    found = changed(run, f"{first},a,1,true", f"{second},b,1,true", whole=True)
+    cut_off = (
+        r"lacks 38 of 40 items, more than a share of 0.2, so it may be cut off; nothing was changed; if it is whole"
+    )
+    with pytest.raises(DataError, match=cut_off):
+        changed(run, f"{first},a,1,true", f"{second},b,1,true", whole=True)
+    assert len(items_for(run)) > 2
+    found = changed(run, f"{first},a,1,true", f"{second},b,1,true", whole=True, most_withdrawn=1)
+    with pytest.raises(SettingsError, match="--most-withdrawn is 20; expected a share from 0 to 1"):
+        recspec.catalogue(run, whole=True, most_withdrawn=20)
     assert (found.counts["withdrawn"], found.notes) == (38, ())
     assert set(items_for(run)) == {first, second}
     assert set(items_for(run, "nobody")) == {first, second}  # nor the most popular ones

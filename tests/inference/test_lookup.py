@@ -16,6 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import recspec
+from recspec.base.errors import SettingsError
 from recspec.inference import Predictor, RecommendRequest, lookup, requests, update_catalogue
 from recspec.inference.lookup import Directory, ItemFields, for_sale
 from recspec.inference.raw_columns import ColumnFacts
@@ -206,6 +208,48 @@ def test_the_column_of_stock_is_found_by_its_name(
     assert for_sale([ColumnFacts(name, kind, values) for name, kind, values in columns]) == expected  # type: ignore[arg-type]
 
 
+def test_a_setting_names_the_column_of_stock_whatever_it_is_called(tmp_path: Path) -> None:
+    rows = pa.table({"user_id": [f"u{n % 9}" for n in range(60)], "item_id": [f"i{n % 8}" for n in range(60)]})
+    items = pa.table(
+        {
+            "item_id": [f"i{n}" for n in range(8)],
+            "bestand": [0, 3, 0, 1, 12, 0, 7, 9],
+            "lage": ["weg", "da", "weg", "bald", "da", "weg", "da", "da"],
+        }
+    )
+
+    def prepared(name: str, **asked: Any) -> recspec.Data:
+        return recspec.prepare(rows, tmp_path / name, items=items, num_negatives=2, progress=False, **asked)
+
+    plain = prepared("plain")
+    assert "'bestand' of the items' file holds whole numbers from 0, 0 in 38% of the items" in str(plain.prepared)
+    sold: dict[str, object] = {"pieces": "bestand", "words": {"lage": ["da", "bald"]}}
+    for name, stock in sold.items():
+        data = prepared(name, stock=stock)
+        assert "if they are pieces in stock" not in str(data.prepared)
+        run = recspec.train("popularity", data, tmp_path / f"run-{name}", progress=False).path
+
+        def on_sale(run: Path = run) -> list[bool]:
+            fields = ItemFields(Predictor.open(run, device="cpu"))
+            return [each["is_for_sale"] for each in fields.of([f"i{item}" for item in range(8)])]
+
+        assert on_sale() == [False, True, False, True, True, False, True, True]
+    (tmp_path / "new.csv").write_text("item_id,bestand\ni0,5\ni1,0\n")
+    update_catalogue(tmp_path / "run-pieces", tmp_path / "new.csv")
+    assert on_sale(tmp_path / "run-pieces") == [True, False, False, True, True, False, True, True]
+    for wrong, message in (
+        (
+            "lage",
+            r"column 'lage' of the items' file holds texts; --set 'stock=\{lage: \[TEXT\]\}' names those of items",
+        ),
+        ({"bestand": ["ja"]}, "column 'bestand' of the items' file holds no texts; --set stock=bestand is enough"),
+        ("bestadn", r"setting 'stock': no column 'bestadn' \(did you mean 'bestand'\?\) in the items' file"),
+        ({"a": ["x"], "b": ["y"]}, "names 2 columns; expected one, such as"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            prepared("wrong", stock=wrong)
+
+
 def test_what_is_blocked_withdrawn_or_out_of_stock_is_not_for_sale(shop_runs: dict[str, Path], tmp_path: Path) -> None:
     run = Path(shutil.copytree(shop_runs["ease"], tmp_path / "run"))
 
@@ -221,7 +265,7 @@ def test_what_is_blocked_withdrawn_or_out_of_stock_is_not_for_sale(shop_runs: di
     (tmp_path / "stock.csv").write_text(
         "sku,in_stock\np0,true\np1,false\n" + "".join(f"p{item},true\n" for item in (2, 3))
     )
-    update_catalogue(run, tmp_path / "stock.csv", whole=True)
+    update_catalogue(run, tmp_path / "stock.csv", whole=True, most_withdrawn=1)
     assert sold() == ["p0", "p3"], "p2 is blocked still, and p4 and p5 are withdrawn"
 
 

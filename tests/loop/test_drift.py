@@ -247,6 +247,13 @@ def test_the_window_is_of_the_time_of_events(ease: Predictor, base: FeatureSpec,
     assert measured(ease, base, journal, NOW - 20 * DAY).events == 0
 
 
+def test_a_clock_that_was_set_back_hides_no_event(ease: Predictor, base: FeatureSpec, journal: Journal) -> None:
+    since = NOW - 7 * DAY
+    journal.append(as_events(rows(300, 1), since + DAY))
+    journal.append(as_events(rows(100, 2), since - DAY // 2))
+    assert measured(ease, base, journal).events == 300
+
+
 def test_a_large_window_is_read_in_blocks_drawn_by_chance(
     ease: Predictor, base: FeatureSpec, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from recspec.base.errors import DataError, SettingsError
-from recspec.loop import Event, Exposure, Journal, read_events
+from recspec.loop import Event, Exposure, Journal, now_us, read_events
 from recspec.loop import journal as tables
 from recspec.loop.upkeep import consumers_of
 
@@ -132,6 +132,21 @@ def test_writers_of_several_processes_take_turns(url: str) -> None:
     assert [each.exitcode for each in processes] == [0, 0, 0]
     with Journal(url, read_only=True) as journal:
         assert sum(len(each) for each in journal.events()) == 60
+
+
+def test_a_clock_that_is_set_back_a_little_stands_still(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def at(seconds: int) -> int:
+        monkeypatch.setattr("time.time_ns", lambda: (4_000_000_000 + seconds) * 1_000_000_000)
+        return now_us() - 4_000_000_000_000_000
+
+    at(-10_000)
+    assert (at(0), at(60), at(0), at(30), at(61)) == (0, 60_000_000, 60_000_000, 60_000_000, 61_000_000)
+    assert at(-3_600) == -3_600_000_000, "an hour ahead was wrong"
+    with Journal(url) as journal:
+        for number, seconds in enumerate((0, 60, 0, 1)):
+            at(seconds)
+            journal.append(read_events([{"user": "ann", "item": number, "type": "view"}], now_us()).events)
+        assert [row[2] for row in journal.history("ann", most=9)] == ["0", "1", "2", "3"]
 
 
 def test_consumers_and_exposures(url: str) -> None:

@@ -17,8 +17,9 @@ import pytest
 from recspec import api
 from recspec.base.errors import DataError, SettingsError
 from recspec.loop import Event, Exposure, Journal, export_days, import_events
-from recspec.loop.journal import deletion
+from recspec.loop.journal import KEY_OF, deletion, setting
 
+of_others = setting.c.name.startswith(KEY_OF)
 DAY = 86_400_000_000
 ROWS = """\
 customer,item,type,time,price,note
@@ -169,6 +170,25 @@ def test_a_forgotten_person_does_not_come_back(url: str, tmp_path: Path) -> None
         found = import_events(journal, [path], {})
         assert found.counts == {"accepted": 1, "duplicate": 0, "refused": 1}
         assert found.refusals == [f"{path}: row 1: user: was forgotten; the journal takes no events of this user"]
+
+
+def test_the_list_of_forgotten_people_moves_with_the_events(url: str, tmp_path: Path) -> None:
+    path = written(tmp_path, "rows.csv", "user,item,type,time\nann,1,view,5\nbob,1,view,5\n")
+    first, second = (f"sqlite:///{tmp_path / name}.db" for name in ("first", "second"))
+    with Journal(first) as before:
+        values = {"digest": before.digest_of("ann"), "requested_at": 0}
+        before.write(lambda connection: connection.execute(deletion.insert().values(values)))
+    api.journal_import(second, [path], forgotten=first, progress=False)
+    for _ in range(2):  # taken twice, it is the same list
+        found = api.journal_import(url, [path], forgotten=second, progress=False).found
+    assert found.counts == {"accepted": 0, "duplicate": 1, "refused": 1}
+    with Journal(url) as journal, Journal(first) as before:
+        assert journal.append([Event("e", "ann", "view", "2", None, 9, 9)]) == ["forgotten"]
+        assert journal.forgotten_among(["ann", "bob"]) == {"ann"}
+        assert journal.id != before.id, "its numbers of events are its own"
+        journal.write(lambda connection: connection.execute(setting.update().values(value="x").where(of_others)))
+        with pytest.raises(DataError, match="the key by which forgotten people are known is lost or damaged; restore"):
+            journal.forgotten_among(["ann"])
 
 
 # --- out -------------------------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def test_a_version_that_fails_does_not_answer_and_two_freeze_the_run(
     assert (third.state, third.version) == ("frozen", 0)
     with pytest.raises(DataError, match="run: 2 new versions in a row failed; --unfreeze lets new versions be made"):
         api.update(run, journal=journal.url.render_as_string(hide_password=False), progress=False)
-    assert str(api.update(run, unfreeze=True)) == "Update: version 0 answers; new versions are made again"
+    assert str(api.update(run, unfreeze=True)) == "Update: update 0 (as trained) answers; new versions are made again"
     forced(monkeypatch, passed=True)
     assert updater(run, journal).once().version == 3
     assert recorded(journal) == {0: "replaced", 1: "failed", 2: "failed", 3: "current"}
@@ -147,7 +147,7 @@ def test_a_roll_back_takes_the_version_before_and_learns_its_events_again(journa
     sent(journal, events[40:])
     updater(run, journal, gate=0).once()
     told = str(api.update(run, roll_back=True))
-    assert told == "Update: version 1 answers; version 2 was rolled back: no new version is made until --unfreeze"
+    assert told == "Update: update 1 answers; update 2 was rolled back: no new version is made until --unfreeze"
     assert bundle.find(run) == run / "updates" / "0001" / "bundle"
     assert updater(run, journal).once().state == "frozen"
     assert recorded(journal) == {0: "replaced", 1: "current", 2: "rolled back"}
@@ -174,7 +174,7 @@ def test_a_roll_back_while_a_version_is_made_wins(
 
     monkeypatch.setattr(updates, "judge", judge)
     made = updater(run, journal).once()
-    assert (made.state, made.version, made.why) == ("frozen", 0, "version 1 was rolled back")
+    assert (made.state, made.version, made.why) == ("frozen", 0, "update 1 was rolled back")
     assert made.updated is None
     assert bundle.find(run) == run / "bundle"
 
@@ -247,6 +247,12 @@ def test_a_blend_is_updated_and_judged_as_one(journal: Journal, tmp_path: Path) 
 
 
 # --- labelled rows ----------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_of_a_clock_that_was_ahead_keeps_none_waiting() -> None:
+    blocks = [pa.record_batch({"served_at": times}) for times in ([5, 900, 6], [7, 20, 8])]
+    found = updates.answers_before(iter(blocks), 20, 100)
+    assert [each.column("served_at").to_pylist() for each in found] == [[5, 900, 6], [7]]
 
 
 def test_answers_become_labelled_rows_once_their_windows_are_closed(journal: Journal, tmp_path: Path) -> None:
@@ -367,9 +373,9 @@ def test_the_loop_tells_what_it_did_goes_on_after_errors_and_ends_when_asked(jou
     last = updater(run, journal, every="0.001s").keep_on(tell, stop)
     assert last is not None
     assert last.state == "new version"
-    assert lines[0].startswith("waiting; version 0 answers: 0 new rows (")
+    assert lines[0].startswith("waiting; update 0 (as trained) answers: 0 new rows (")
     assert "current.json" in lines[1]
-    assert lines[2].startswith("new version; version 1 answers: ndcg@10 of ")
+    assert lines[2].startswith("new version; update 1 answers: ndcg@10 of ")
     assert updater(run, journal).keep_on(tell, stop) is None, "asked before it began"
 
 
@@ -416,7 +422,7 @@ def test_a_signal_ends_the_loop_cleanly(tmp_path: Path) -> None:
     made = api.update(run, journal=url, every="1h", progress=False, tell=tell)
     assert made.path == run / "updates" / "0001"
     (line,) = lines
-    assert line.startswith("new version; version 1 answers")
+    assert line.startswith("new version; update 1 answers")
 
 
 STEPS = {
@@ -505,15 +511,15 @@ def test_the_verb_shows_what_came_of_it(tmp_path: Path) -> None:
     run = shop(tmp_path)
     url = f"sqlite:///{tmp_path / 'journal.db'}"
     nothing = api.update(run, journal=url, progress=False)
-    assert str(nothing).startswith("Update: waiting; version 0 answers: 0 new rows (")
-    with pytest.raises(DataError, match="update: there is no new version: waiting; version 0 answers"):
+    assert str(nothing).startswith("Update: waiting; update 0 (as trained) answers: 0 new rows (")
+    with pytest.raises(DataError, match=r"update: there is no new version: waiting; update 0 \(as trained\) answers"):
         nothing.__fspath__()
     with Journal(url) as journal:
         sent(journal, as_events(shop_events()[1]))
     made = api.update(run, journal=url, gate=0.5, types=["view", "buy"], progress=False)
     assert made.path == run / "updates" / "0001"
     assert made.to_dict()["trained_to"] == 45
-    assert "new version; version 1 answers: ndcg@10 of" in str(made)
+    assert "new version; update 1 answers: ndcg@10 of" in str(made)
 
 
 def test_the_command_prints_what_came_of_it(tmp_path: Path) -> None:
@@ -527,4 +533,5 @@ def test_the_command_prints_what_came_of_it(tmp_path: Path) -> None:
     assert (found["state"], found["version"], found["trained_to"]) == ("new version", 1, 90)
     assert "90 new events, 2 new users, 1 new item" in told.stderr
     back = CliRunner().invoke(cli.app, ["update", str(run), "--roll-back"])
-    assert "version 0 answers; version 1 was rolled back: no new version is made until --unfreeze" in back.stderr
+    told = "update 0 (as trained) answers; update 1 was rolled back: no new version is made until --unfreeze"
+    assert told in back.stderr

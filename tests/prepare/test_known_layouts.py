@@ -301,7 +301,7 @@ def test_decimal_commas_are_numbers_if_declared(tmp_path: Path) -> None:
     assert [row["price"] for row in rows] == [1234.5, -0.25, None, 1000.0]
     assert [row["user_id"] for row in rows][:2] == ["1,5", "2"]
     assert rows[0]["word"] == "x,y"
-    assert "'price': 2 numbers with a decimal comma, read with a point" in notes.changed
+    assert "a.csv: numbers with a decimal comma, read with a point: 'price' (2)" in notes.changed
     with pytest.raises(DataError, match=r"'price': line 2 is '1.234,5'.*take commas as decimal marks with --set"):
         read(path, Roles(ids=IDS, features=("price",)))
     mixed = written(tmp_path, "b.csv", text + "5;e;2.5;z\n")

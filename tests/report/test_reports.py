@@ -19,7 +19,7 @@ from recspec.cli import app as cli
 from recspec.evaluation import EvaluateSettings, evaluate, save
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
-from recspec.report import write_report
+from recspec.report import run_page, write_report
 from recspec.report.measured import Answer, Users, pairs_of
 from recspec.report.page import macro
 from recspec.report.run_facts import Shown, read_runs
@@ -358,3 +358,11 @@ def test_every_command_of_a_page_is_one_that_recspec_takes(
 def test_a_setting_is_written_as_set_reads_it() -> None:
     for value in (None, True, 3, 0.5, "auto", "null", "7", "a: b", "[x", [64, 32], ["a", "b"], {"a": {"b": 1e-3}}):
         assert yaml.safe_load(as_set(value)) == value
+
+
+def test_the_settings_that_were_taken_are_marked_and_not_those_ahead_by_chance() -> None:
+    tried = [
+        {"settings": {"l2": l2}, "value": value, "taken": l2 < 30} for l2, value in ((10, 0.5), (20, 0.6), (30, 0.61))
+    ]
+    shown = str(run_page._tried(SimpleNamespace(card=SimpleNamespace(trained={"tried": tried}))))  # type: ignore[arg-type]
+    assert [row.split("</td>")[-2].rpartition(">")[2] for row in shown.split("<tr>")[-3:]] == ["", "chosen", ""]

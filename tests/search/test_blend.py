@@ -20,7 +20,7 @@ from recspec.evaluation import blending
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor
 from recspec.models import MODELS
-from recspec.training.search import AutoSearch, Leaderboard, candidates, finish
+from recspec.training.search import AutoSearch, Leaderboard, by_reason, candidates, finish
 from recspec.training.search.finish import affordable
 from recspec.training.search.race import blend_candidates
 from recspec.training.search.state import BEST, COMMANDS, RECIPES, RUNS, STATE, Line, State, judge, question_of
@@ -233,12 +233,12 @@ def test_models_and_users_that_the_time_affords_by_hand() -> None:
 
 def test_labels_leave_out_the_models_that_rank_items(tmp_path: Path) -> None:
     clicks = made_up.clicks(tmp_path / "clicks", num_rows=600)
-    told: list[str] = []
-    board = a_search(clicks, tmp_path / "out", ("ease", "sasrec", "wide_deep"), tell=told.append).run()
+    board = a_search(clicks, tmp_path / "out", ("ease", "sasrec", "wide_deep")).run()
     assert board.metric == "rows/log_loss"
     assert [line["name"] for line in board.lines] == ["wide_deep"]
-    assert "left out: sasrec: sasrec ranks items: rows/log_loss decides, and it gives no probability" in told
-    assert "left out: ease: ease ranks items: rows/log_loss decides, and it gives no probability" in told
+    assert by_reason(board.left_out) == [
+        "ease, sasrec: ranks items: rows/log_loss decides, and it gives no probability"
+    ]
     assert "blend" not in board.left_out
     ranked = a_search(clicks, tmp_path / "ranked", ("popularity",)).run()
     assert ranked.metric == "full/ndcg@10", "as models alone were asked for that rank"

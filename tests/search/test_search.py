@@ -29,7 +29,7 @@ from recspec.loading import Ranks
 from recspec.models import MODELS, Model
 from recspec.training import Result, TrainingPlan, TrainSettings, defaults, plan_run, train
 from recspec.training.run_folder import RECIPE
-from recspec.training.search import AutoSearch, candidates, finish, main_reason
+from recspec.training.search import AutoSearch, by_reason, candidates, finish, main_reason
 from recspec.training.search.auto import MOST_ATTEMPTS
 from recspec.training.search.candidates import begin
 from recspec.training.search.race import BEHIND, Race, first_slice, hope_of, next_of
@@ -329,11 +329,14 @@ def test_a_damaged_state_is_told(data: FeatureSpec, searched: Path, tmp_path: Pa
 
 def test_models_that_do_not_fit_are_told(data: FeatureSpec, clicks: FeatureSpec, tmp_path: Path) -> None:
     told: list[str] = []
-    board = a_search(data, tmp_path / "out", ("popularity", "din", "logistic_regression"), tell=told.append).run()
+    names = ("popularity", "din", "dien", "logistic_regression")
+    board = a_search(data, tmp_path / "out", names, tell=told.append).run()
     assert "history" in board.left_out["din"]
     assert "train holds interactions alone" in board.left_out["logistic_regression"]
-    assert told[0].startswith("left out: logistic_regression: ")
-    assert told[1].startswith("left out: din: Din needs a feature in the role 'history'")
+    assert not any("left out" in each for each in told), "the end says it, once"
+    first, second = by_reason(board.left_out)
+    assert first.startswith("logistic_regression: needs labelled rows")
+    assert second.startswith("din, dien: needs a feature in the role 'history'")
     assert main_reason("no item; prepare one\nno user") == "no item"
     with pytest.raises(SettingsError, match="did you mean 'neumf'"):
         a_search(data, tmp_path / "other", ("neumv",)).run()
@@ -701,6 +704,8 @@ def test_what_more_minutes_buy_by_hand() -> None:
     best.ended, best.hope = "", 0.012
     state.lines = [best]
     assert what_more_buys(state, best) == "more minutes may find a better model: best may still gain 0.012"
+    best.model = "ease"
+    assert what_more_buys(state, best) == "more minutes may find a better model: best has settings left to try"
     best.ended = "patience"
     assert what_more_buys(state, best) == (
         "more minutes would hardly find a better model: every candidate has ended, or is too far behind"

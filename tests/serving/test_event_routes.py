@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import recspec
 from recspec.feature_spec import FeatureSpec
 from recspec.loop import Journal
 from recspec.serving.settings import Limits, RepositorySettings
@@ -61,6 +63,26 @@ def test_one_event_and_several(shop: Asked) -> None:
     assert rows[1]["occurred_at"] == rows[1]["received_at"]
     assert counts(shop("POST", "/events", ahead).data) == (0, 1, 0, 0, 0)  # clamped to another time, and yet the same
     assert counts(shop("POST", "/events", {"events": []}).data) == (0, 0, 0, 0, 0)
+
+
+def test_a_type_that_no_model_reads_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [(f"u{place % 9}", f"i{place % 7}", ("view", "purchase", "hide")[place % 5 // 2]) for place in range(90)]
+    table = pa.table(dict(zip(("user_id", "item_id", "kind"), zip(*rows, strict=True), strict=True)))
+    named = {"event": "kind", "event_weights": {"view": 1, "purchase": 5, "hide": 0}, "dislikes": ["hide"]}
+    data = recspec.prepare(table, tmp_path / "data", progress=False, **named)
+    folder = recspec.train("popularity", data, tmp_path / "films", progress=False).path
+    settings = RepositorySettings(watch=0, journal=f"sqlite:///{tmp_path / 'journal.db'}")
+    told = (
+        "type 'purchse' (2 events): no served model reads it (did you mean 'purchase'?); they read 'purchase', 'view'"
+    )
+    with asking(sources(films=folder), settings=settings) as asked:
+        kinds = ("view", "purchse", "purchse", "impression", "hide")
+        answer = asked("POST", "/events", {"events": [{**GIVEN, "type": kind} for kind in kinds]}).data
+        assert (answer["accepted"], answer["notes"]) == (5, [told])
+        assert asked("POST", "/events", GIVEN).data["notes"] == []
+    with asking(sources(films=folder), settings=settings), caplog.at_level("WARNING", "recspec.serve"):
+        pass
+    assert f"the newest events of the journal: {told}" in caplog.messages
 
 
 def test_a_request_without_a_single_good_event_is_refused(shop: Asked) -> None:

@@ -345,7 +345,7 @@ async def test_an_export_computes_where_it_agrees_with_its_bundle(
     caplog.set_level(logging.INFO, "recspec.serve")
     async with repository(Source("both", folder), Source("alone", folder / "export")) as kept:
         computes = f"for requests to infer, {folder / 'export'} (onnx, fp32) computes"
-        assert f"model 'both': version 1 answers, from {folder / 'bundle'}; {computes}" in caplog.messages
+        assert f"model 'both': update 0 (as trained) answers, from {folder / 'bundle'}; {computes}" in caplog.messages
         assert f"model 'alone': version 1 answers, from {folder / 'export'}" in caplog.messages
         rows = made_up_rows(kept.endpoint("both").inputs, 6)
         wanted = expected(folder, rows)
@@ -364,7 +364,7 @@ async def test_an_export_computes_where_it_agrees_with_its_bundle(
         reason = next(each["reason"] for each in kept.index() if each["name"] == "both")
         assert "torch computes, not the export" in reason
         (told_once,) = [each for each in caplog.messages if "off the bundle's; export it again" in each]
-        assert "version 1 answers, from" in told_once
+        assert "update 0 (as trained) answers, from" in told_once
         assert "; for requests to infer, torch computes, not the export: " in told_once
         assert metadata_of(kept, kept.endpoint("both"))["platform"] == "recspec_torch"
         told["difference"] = [1]

@@ -75,7 +75,9 @@ def test_a_fit_leaves_a_bundle_whose_card_says_how_it_was_chosen(
     tried = [each for each in tried if each["event"] != "warning"]
     assert {each["event"] for each in tried} == {"tried"}
     assert result.metrics == card.metrics == last["metrics"]
-    assert card.trained["tried"] == [{"settings": each["settings"], "value": each["value"]} for each in tried]
+    names = {"settings": "settings", "value": "value", "taken": "best"}
+    assert card.trained["tried"] == [{name: each[of] for name, of in names.items()} for each in tried]
+    assert tried == [] or [each for each in tried if each["best"]][-1]["settings"].items() <= card.settings.items()  # type: ignore[attr-defined]
     assert card.trained["stopped"] == result.stopped == "fitted"
     assert set(card.train) <= set(MODELS[name].reads)  # type: ignore[attr-defined]
     protocol, _, metric = str(card.trained["valid_metric"]).partition("/")

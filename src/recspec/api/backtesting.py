@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recspec.api.data import Data, open_data
 from recspec.api.evaluating import EvaluationResult, evaluate
@@ -17,7 +18,10 @@ from recspec.api.progress import Events
 from recspec.api.training import train
 from recspec.api.verb_checks import Place, verb
 from recspec.api.views import Section, View, Viewed
-from recspec.base.errors import DataError
+from recspec.base.errors import DataError, listed
+
+if TYPE_CHECKING:
+    from recspec.evaluation import Comparison
 
 
 class Backtest(Viewed):
@@ -26,11 +30,22 @@ class Backtest(Viewed):
     Attributes:
         model: The model's name.
         results: Name of a dataset -> what was measured on it.
+        against: Folder of the runs that it is compared with; empty without any.
+        pooled: Protocol -> metric -> the paired comparison with them over the users of all datasets.
         kind: The kind of frame in which `to_frame` answers by default.
     """
 
-    def __init__(self, model: str, results: Mapping[str, EvaluationResult], kind: Kind = "pyarrow") -> None:
+    def __init__(
+        self,
+        model: str,
+        results: Mapping[str, EvaluationResult],
+        kind: Kind = "pyarrow",
+        *,
+        against: str = "",
+        pooled: Mapping[str, Mapping[str, Comparison]] | None = None,
+    ) -> None:
         self.model, self.results, self.kind = model, dict(results), kind
+        self.against, self.pooled = against, pooled or {}
 
     @cached_property
     def metrics(self) -> dict[str, dict[str, tuple[float, float]]]:
@@ -58,6 +73,10 @@ class Backtest(Viewed):
                 for protocol, named in self.metrics.items()
             },
             "datasets": {name: each.metrics for name, each in self.results.items()},
+            "against": {
+                protocol: {name: asdict(each) for name, each in named.items()}
+                for protocol, named in self.pooled.items()
+            },
         }
 
     def to_frame(self, kind: str | None = None) -> Any:
@@ -73,7 +92,9 @@ class Backtest(Viewed):
         return from_table(table_of({**texts, "value": pa.float64()}, rows), chosen_kind(kind, self.kind))
 
     def view(self) -> View:
-        """Each metric on each dataset, with its mean and standard error."""
+        """Each metric on each dataset, with its mean and standard error; then the comparison over all of them."""
+        from recspec.evaluation import favours
+
         rows: dict[str, list[Sequence[object]]] = {}
         for protocol, metric, values in self._values():
             value, error = self.metrics[protocol][metric]
@@ -81,6 +102,18 @@ class Backtest(Viewed):
             row = (metric, f"{value:.4f}", "" if math.isnan(error) else f"{error:.4f}", *told)
             rows.setdefault(protocol, []).append(row)
         sections = [Section(protocol, ("", "mean", "error", *self.results), each) for protocol, each in rows.items()]
+        heads = ("", "model", "other", "other - model", "error", "p (t-test)", "p (permutation)", "better")
+        for protocol, named in self.pooled.items():
+            compared = [
+                (
+                    name,
+                    *(f"{x:.4f}" for x in (each.ours, each.theirs, each.difference, each.standard_error)),
+                    *(f"{p:.3g}" for p in (each.p_value, each.p_permutation)),
+                    {"ours": "model", "theirs": "other"}.get(favours(name, each), ""),
+                )
+                for name, each in named.items()
+            ]
+            sections.append(Section(f"{protocol}: the model against {self.against}, all datasets", heads, compared))
         return View(f"Backtest of {self.model} on {len(self.results)} datasets", sections)
 
     def _values(self) -> list[tuple[str, str, dict[str, float]]]:
@@ -104,6 +137,7 @@ def backtest(
     k: int | None = None,
     cold: str = "keep",
     repeats: str = "drop",
+    against: Place | None = None,
     recipe: Place | None = None,
     force: bool = False,
     device: str = "auto",
@@ -125,6 +159,7 @@ def backtest(
         k: Cut-off of metrics; by default the dataset's.
         cold: Items that training never saw: keep or drop.
         repeats: Items that the user acted on before: drop or keep.
+        against: Folder of another backtest on the same datasets, to compare with by one paired test over all of them.
         recipe: Recipe: a YAML file, or the name of a published one.
         force: Replace the runs in the folder.
         device: Device: auto, cpu, cuda or cuda:N.
@@ -134,11 +169,17 @@ def backtest(
         **named: Settings of the model and of training as keywords.
 
     Raises:
-        DataError: if the folder holds no prepared dataset.
+        DataError: if the folder holds no prepared dataset, or `against` lacks the run of one.
         SettingsError: as `train` and `evaluate`.
     """
+    from recspec.evaluation import compare_over
+
     results: dict[str, EvaluationResult] = {}
-    for each in _datasets(Path(data)):
+    datasets = _datasets(Path(data))
+    others = {} if against is None else {each.path.name: Path(against) / each.path.name for each in datasets}
+    if absent := [str(other) for other in others.values() if not other.is_dir()]:
+        raise DataError(f"--against: no run {listed(absent)}; expected one a dataset, as another backtest writes them")
+    for each in datasets:
         run = Path(out) / each.path.name
         given: dict[str, Any] = {
             "recipe": recipe,
@@ -156,12 +197,21 @@ def backtest(
             k=k,
             cold=cold,
             repeats=repeats,
+            against=others.get(each.path.name),
             device=device,
             progress=False if progress is False else None,
         )
         if tell is not None:
             tell(f"{each.path.name}: trained and measured")
-    return Backtest(model, results)
+    pairs = [
+        (each.spec, found.report.model, other.model)
+        for each, found in zip(datasets, results.values(), strict=True)
+        for other in found.report.others.values()
+    ]
+    if others and len(pairs) < len(datasets):
+        told = [f"{name}: {why}" for found in results.values() for name, why in found.report.not_alone.items()]
+        raise DataError.of("--against: not comparable", told)
+    return Backtest(model, results, against=str(against or ""), pooled=compare_over(pairs))
 
 
 def _datasets(folder: Path) -> list[Data]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from recspec.api.data import staged
 from recspec.api.frames import is_frame
 from recspec.api.verb_checks import Place, several, verb
 from recspec.api.views import View, Viewed, figures
-from recspec.base.errors import DataError, how_many, listed
+from recspec.base.errors import DataError, SettingsError, how_many, listed
 
 if TYPE_CHECKING:
     from recspec.inference import CatalogueUpdate
@@ -63,6 +63,7 @@ def catalogue(
     block: str | Sequence[str] | None = None,
     unblock: str | Sequence[str] | None = None,
     whole: bool = False,
+    most_withdrawn: float = 0.2,
 ) -> CatalogueState:
     """Change stock, prices and blocked items, without training.
 
@@ -75,6 +76,8 @@ def catalogue(
         block: Item that is never recommended, or several.
         unblock: Blocked item to recommend again, or several.
         whole: The file is the whole catalogue: items that it lacks are withdrawn.
+        most_withdrawn: Largest share of the items that `whole` may withdraw; a file that lacks more is refused, as it
+            may be cut off.
 
     Raises:
         BundleError: if the run holds no model, or one that knows no items.
@@ -83,14 +86,17 @@ def catalogue(
     """
     from recspec.inference import update_catalogue
 
-    asked = {"block": list(map(str, several(block))), "unblock": list(map(str, several(unblock)))}
+    if not 0 <= most_withdrawn <= 1:
+        raise SettingsError(f"--most-withdrawn is {most_withdrawn:g}; expected a share from 0 to 1")
+    asked: dict[str, Any] = {"block": list(map(str, several(block))), "unblock": list(map(str, several(unblock)))}
+    asked |= {"whole": whole, "most_withdrawn": most_withdrawn}
     place = Path(run)
     if is_frame(products):
         with staged(place / "products", products, {}) as (file, _):
-            return CatalogueState(update_catalogue(place, file, whole=whole, **asked))
+            return CatalogueState(update_catalogue(place, file, **asked))
     if products is not None and not isinstance(products, (str, os.PathLike)):
         raise DataError(
             f"catalogue: found {type(products).__name__}; expected a data frame of items, or a file of them"
         )
     given = None if products is None else Path(products)
-    return CatalogueState(update_catalogue(place, given, whole=whole, **asked))
+    return CatalogueState(update_catalogue(place, given, **asked))

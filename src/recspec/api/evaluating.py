@@ -27,6 +27,7 @@ class EvaluationResult(Viewed):
     Attributes:
         report: Everything that was measured.
         model: The model's name.
+        run: The folder of its run, as it was named.
         kind: The kind of frame in which `to_frame` answers by default.
         file: The JSON file in the run's folder that keeps it; None if it could not be kept.
         files: That file, and those that keep each compared run's own evaluation in its folder.
@@ -39,11 +40,12 @@ class EvaluationResult(Viewed):
         model: str,
         kind: Kind = "pyarrow",
         *,
+        run: str = "",
         file: Path | None = None,
         files: Sequence[Path] = (),
         why_not_kept: str = "",
     ) -> None:
-        self.report, self.model, self.kind = report, model, kind
+        self.report, self.model, self.kind, self.run = report, model, kind, run
         self.file, self.files, self.why_not_kept = file, tuple(files), why_not_kept
 
     @property
@@ -66,28 +68,35 @@ class EvaluationResult(Viewed):
         return self.report.to_dict()
 
     def to_frame(self, kind: str | None = None) -> Any:
-        """One row a model, protocol and metric: `model`, `protocol`, `metric`, `value`, and for the model itself
-        `standard_error`, `low` and `high` (the ends of the 95 % interval, with `bootstrap`)."""
+        """One row a model, protocol and metric: `model`, `protocol`, `metric`, `value`, and its `standard_error`; for
+        the model `low` and `high` (the ends of the 95 % interval, with `bootstrap`); for a baseline the `difference`
+        (the model's value subtracted) and the `p_value` of the paired t-test."""
         import pyarrow as pa
 
+        from recspec.evaluation import tested_difference
+
         rows = []
-        for name, protocols in {self.model: self.report.metrics, **self.report.baselines}.items():
-            for protocol, metrics in protocols.items():
-                own = name == self.model
-                errors = self.report.model.standard_errors.get(protocol, {}) if own else {}
+        for name, found in {self.model: self.report.model, **self.report.beside}.items():
+            own = found is self.report.model
+            for protocol, metrics in found.metrics.items():
+                errors = found.standard_errors.get(protocol, {})
                 intervals = self.report.intervals.get(protocol, {}) if own else {}
                 for metric, value in metrics.items():
                     interval = intervals.get(metric)
                     ends = (interval.low, interval.high) if interval else (None, None)
-                    rows.append((name, protocol, metric, float(value), errors.get(metric), *ends))
-        texts, numbers = ("model", "protocol", "metric"), ("value", "standard_error", "low", "high")
+                    test = None if own else tested_difference(self.report.model, found, protocol, metric)
+                    rows.append(
+                        (name, protocol, metric, float(value), errors.get(metric), *ends, *(test or (None,) * 2))
+                    )
+        texts = ("model", "protocol", "metric")
+        numbers = ("value", "standard_error", "low", "high", "difference", "p_value")
         kinds = {**dict.fromkeys(texts, pa.string()), **dict.fromkeys(numbers, pa.float64())}
         return from_table(table_of(kinds, rows), chosen_kind(kind, self.kind))
 
     def comparisons(self, kind: str | None = None) -> Any:
         """One row a compared run, protocol and metric: `run`, `protocol`, `metric`, `ours`, `theirs`, `difference`
         (theirs minus ours), its `standard_error` and 95 % interval (`low`, `high`), `p_value` of the paired t-test,
-        `p_permutation`, and `better`: the name of the better run, empty if the comparison does not tell."""
+        `p_permutation`, and `better`: the folder of the better run, empty if the comparison does not tell."""
         import pyarrow as pa
 
         numbers = ("ours", "theirs", "difference", "standard_error", "low", "high", "p_value", "p_permutation")
@@ -102,6 +111,8 @@ class EvaluationResult(Viewed):
 
     def view(self) -> View:
         """Metrics by protocol beside the baselines, slices, and comparisons with other runs."""
+        from recspec.evaluation import better
+
         report, sections = self.report, list[Section]()
         for protocol in report.shown:
             beside = {name: found for name, found in report.beside.items() if found.metrics.get(protocol)}
@@ -130,7 +141,7 @@ class EvaluationResult(Viewed):
                         *(f"{x:.4f}" for x in (each.ours, each.theirs, each.difference, each.standard_error)),
                         _interval(each),
                         *(f"{p:.3g}" for p in (each.p_value, each.p_permutation)),
-                        {self.model: "model", run: "other"}.get(self._better(run, name, each), ""),
+                        {"ours": "model", "theirs": "other"}.get(better(report, run, name, each), ""),
                     )
                     for name, each in named.items()
                 ]
@@ -140,10 +151,10 @@ class EvaluationResult(Viewed):
         return View(title, sections, report.sentences, report.cautions, remarks)
 
     def _better(self, run: str, name: str, found: Comparison) -> str:
-        """The name of the better of two runs; empty if the comparison does not tell."""
+        """The folder of the better of two runs; empty if the comparison does not tell."""
         from recspec.evaluation import better
 
-        return {"ours": self.model, "theirs": run, "neither": ""}[better(self.report, run, name, found)]
+        return {"ours": self.run, "theirs": run, "neither": ""}[better(self.report, run, name, found)]
 
 
 def _interval(found: Any) -> str:
@@ -302,6 +313,7 @@ def evaluate(
         report,
         trained.card.model,
         prepared.kind,
+        run=os.fspath(run),
         file=file,
         files=files,
         why_not_kept="; ".join(told) if kept else "the first process keeps it",
@@ -344,6 +356,7 @@ class _How:
         return EvaluationResult(
             reports[first],
             runs[first].bundle.card.model,
+            run=first,
             file=kept[first].file,
             files=[each.file for each in kept.values() if each.file is not None],
             why_not_kept="; ".join(why_not),

@@ -113,6 +113,7 @@ def journal_import(
     type: str | None = None,
     context: Sequence[str] | None = None,
     time_unit: TimeUnit = "s",
+    forgotten: str | None = None,
     progress: bool | Stages | None = None,
 ) -> ImportedRows:
     """Store events of csv, jsonl and parquet files in a journal, which is made if there is none.
@@ -128,6 +129,7 @@ def journal_import(
         type: Type of all events.
         context: Columns that are stored as the context of the events.
         time_unit: Unit of times that are numbers since 1970.
+        forgotten: URL of the journal that the files are from; events of people whom it has forgotten are refused.
         progress: What receives the progress; by default a bar on a terminal.
 
     Raises:
@@ -146,6 +148,9 @@ def journal_import(
     unit: TimeUnit = one_of("time_unit", time_unit, get_args(TimeUnit))
     paths = [Path(each) for each in several(files)]
     with stages(progress) as show, Journal(journal) as opened:
+        if forgotten is not None:
+            with existing_journal(forgotten) as before:
+                opened.take_forgotten(before)
         found = import_events(
             opened, paths, columns, kind=type, context=tuple(context or ()), time_unit=unit, progress=show
         )

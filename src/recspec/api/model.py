@@ -128,7 +128,7 @@ class Model(Viewed):
             explain: Add what each column contributes to the log-odds of the probability (lightgbm and
                 logistic_regression): `log_odds`, `base`, `contribution_COLUMN` and, in words, `because`.
             out: File (csv, jsonl or parquet) or folder of shards; by default standard output; in Python, that is -
-                and the default a frame.
+                and the default a frame. CSV has the separator and the decimal mark of a CSV file of rows.
             workers: Processes that write shards.
             engine: Engine of these processes: local, spark or ray.
             shard_size: Users or rows of a shard; by default 16,384.
@@ -146,7 +146,14 @@ class Model(Viewed):
             RequestError: with `explain`, for a model whose rows can't be explained.
             SpecError: for an unknown split, or another dataset than the model was trained on.
         """
-        from recspec.inference import note_of_scores, predict_shards, predict_split, predict_tables, row_writer
+        from recspec.inference import (
+            marks_of,
+            note_of_scores,
+            predict_shards,
+            predict_split,
+            predict_tables,
+            row_writer,
+        )
 
         kept = list(columns) if columns is not None else None
         if is_frame(rows):
@@ -189,7 +196,7 @@ class Model(Viewed):
                 )
             else:
                 blocks = _blocks(to_table(rows, "rows")) if is_frame(rows) else _rows_of(place)
-                with row_writer(write_to) as write:
+                with row_writer(write_to, like=None if is_frame(rows) else marks_of(self.predictor, place)) as write:
                     counts = predict_tables(self.predictor, blocks, write, columns=kept, explain=explain, where=place)
         nothing = f"{place} holds no row" if not counts.rows and not is_frame(rows) else None
         _warn([*counts.notes(), *filter(None, [nothing, note_of_scores(self.predictor)])])

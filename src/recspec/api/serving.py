@@ -119,7 +119,8 @@ def serve(
         explore_last: Number of places at the end of a list that are drawn; by default all.
         host: Address to listen on; 0.0.0.0 admits other machines and requires a token.
         http_port: HTTP port; 0 picks a free one.
-        grpc_port: gRPC port; 0 picks a free one; by default 8001, or free if the HTTP port is 0.
+        grpc_port: gRPC port; 0 picks a free one; by default 8001, or free if the HTTP port is 0. --no-grpc (grpc=False)
+            turns gRPC off.
         grpc: Answer over gRPC too, if tritonclient is installed.
         token_file: File with the bearer token; by default the variable RECSPEC_TOKEN.
         allowed_host: Further host name of the server, or several.

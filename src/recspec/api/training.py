@@ -457,7 +457,7 @@ class AutoResult(Viewed):
 
     def view(self) -> View:
         """The leaderboard, its verdict, and where the winner lies."""
-        from recspec.training.search import main_reason
+        from recspec.training.search import by_reason, main_reason
 
         board, first = self.board, self.board.lines[0]
         notes = []
@@ -478,7 +478,7 @@ class AutoResult(Viewed):
             f"{board.best}: the winner; evaluate, predict, serve and export take it, and recommend if it ranks items",
         ]
         remarks = [f"warning: {warning}" for warning in board.warnings]
-        remarks += [f"left out: {name}: {main_reason(why)}" for name, why in board.left_out.items()]
+        remarks += [f"left out: {line}" for line in by_reason(board.left_out)]
         remarks += [
             f"not measured: {line['name']}: {main_reason(str(line['problem']))}"
             for line in board.lines

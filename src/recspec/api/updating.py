@@ -80,8 +80,8 @@ def update(
     """Add new events, users and items to a trained model.
 
     The new version goes to RUN/updates, where a running server finds it. With a journal, the newest events judge it
-    first; a version that fails does not answer. Settings: epochs, replay, learning_rate, admit_after, retire_after;
-    with a journal also types, positive, min_events, max_age, gate, margin, keep.
+    first; a version that fails does not answer. Settings: epochs, replay, learning_rate, admit_after, retire_after,
+    retire_most; with a journal also types, positive, min_events, max_age, gate, margin, keep.
 
     Args:
         run: Folder of a run.
@@ -169,7 +169,7 @@ def _changed(run: Path, *, roll_back: bool) -> Update:
     check_run(run)
     now = versions.roll_back(run) if roll_back else versions.unfreeze(run)
     frozen = f"{now.frozen}: no new version is made until --unfreeze" if now.frozen else "new versions are made again"
-    return Update(None, line=f"version {now.version} answers; {frozen}")
+    return Update(None, line=f"{versions.called(now.version)} answers; {frozen}")
 
 
 @contextmanager

@@ -125,9 +125,9 @@ def roll_back(run: Path) -> Current:
     """Let the version before answer again, and make no new one. Raises DataError if there is none."""
     with _changing(run) as now:
         if not now.earlier:
-            raise DataError(f"{run}: there is no version before {now.version} to go back to")
+            raise DataError(f"{run}: there is no version before {called(now.version)} to go back to")
         *earlier, version = now.earlier
-        why = f"version {now.version} was rolled back"
+        why = f"{called(now.version)} was rolled back"
         known = {"version": version, "earlier": tuple(earlier), "failures": 0, "frozen": why}
         return _write(run, now.model_copy(update=known))
 
@@ -171,6 +171,11 @@ def number_of(bundle: Path) -> int:
     folder = bundle.parent
     is_update = folder.parent.name == UPDATES and bundle.name == BUNDLE and NUMBER.fullmatch(folder.name)
     return int(folder.name) if is_update else 0
+
+
+def called(number: int) -> str:
+    """What people call a version of a run, by the number of its update."""
+    return f"update {number}" if number else "update 0 (as trained)"
 
 
 def run_of(bundle: Path) -> Path | None:

@@ -12,6 +12,7 @@ from shutil import which
 from recspec import api
 from recspec.api import Place
 from recspec.cli.console import argument, err, quoted_command, step
+from recspec.cli.presenters import search_minutes
 from recspec.cli.process import fresh_folder
 
 MODELS = "popularity,item_knn,markov,ease,gf_cf,ials,two_tower,neumf"
@@ -76,8 +77,9 @@ def demo(
     _offer(
         "the same, and take events, which the next answer knows", quoted_command("serve", best, "--journal", journal)
     )
-    more = quoted_command("auto", data, fresh_folder(folder, "auto"), "--minutes", 10)
-    _offer("try every suitable model, for ten minutes", more)
+    longer = search_minutes(api.open_data(data))
+    more = quoted_command("auto", data, fresh_folder(folder, "auto"), "--minutes", longer)
+    _offer(f"try every suitable model, for {longer} minutes", more)
 
 
 def _offer(what: str, command: str) -> None:

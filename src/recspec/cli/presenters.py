@@ -50,9 +50,16 @@ def prepare(call: Call) -> None:
     if (call["windows"] or 1) > 1:
         print_next("backtest", "ease", call["out"], fresh_folder(call["out"].parent, "backtest"))
     elif "valid" in made.splits:
-        print_next("auto", call["out"], fresh_folder(call["out"].parent, "auto"), "--minutes", 10)
+        print_next("auto", call["out"], fresh_folder(call["out"].parent, "auto"), "--minutes", search_minutes(made))
     else:
         print_next("describe", call["out"])
+
+
+def search_minutes(data: api.Data) -> int:
+    """Minutes of a search that suit a dataset's number of events or rows."""
+    rows = data.prepared["rows"]
+    count = data.prepared.get("interactions", rows["train"] if isinstance(rows, Mapping) else 0)
+    return next((minutes for most, minutes in ((50_000, 2), (1_000_000, 10)) if int(str(count)) <= most), 30)
 
 
 def print_prepared(data: api.Data) -> None:

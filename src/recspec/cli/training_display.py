@@ -170,8 +170,14 @@ def _epoch_line(event: Mapping[str, object]) -> str:
 def _tried_line(event: Mapping[str, object]) -> str:
     settings = event.get("settings")
     named = shown(settings) if isinstance(settings, dict) else ""
-    best = " (best)" if event.get("best") else ""
-    return f"{named or 'as given'}  valid {event['metric']} {event_number(event, 'value'):.4f}{best}"
+    how = (
+        " (taken)"
+        if event.get("best")
+        else " (ahead by no more than chance: not taken)"
+        if event.get("is_level")
+        else ""
+    )
+    return f"{named or 'as given'}  valid {event['metric']} {event_number(event, 'value'):.4f}{how}"
 
 
 def show_trial(trial: int, event: Mapping[str, object]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import ibis
 from ibis.expr.types import Table
 
 from recspec.base.config import duration_in
-from recspec.base.errors import how_many
+from recspec.base.errors import DataError, how_many
 from recspec.data.encoding import Encoders
 from recspec.data.prepare import ITEM, ROW, SPLIT_BEFORE, USER, count_rows, fetch, figure
 from recspec.datasets.table_features import Tables
@@ -32,10 +33,15 @@ def waiting(tables: Tables, admit_after: int) -> tuple[Table | None, list[str]]:
     return (tables.backend.stage(ibis.union(*parts, distinct=True)) if parts else None), notes
 
 
-def retire(tables: Tables, before: Encoders, after: str, *, dated: bool) -> tuple[Tables, Encoders, list[str]]:
+def retire(
+    tables: Tables, before: Encoders, after: str, dated: bool, most: float
+) -> tuple[Tables, Encoders, list[str]]:
     """Tables without the users and items of which no event is younger than `after`, counted back from the newest one.
 
     Their ids in the encoders are blank then, and stay theirs. Also returns notes.
+
+    Raises:
+        DataError: if these are a larger share of the users or items than `most`, as after an event of the far future.
     """
     time, backend, notes = tables.time, tables.backend, list[str]()
     if time is None:
@@ -46,7 +52,13 @@ def retire(tables: Tables, before: Encoders, after: str, *, dated: bool) -> tupl
     for name, column in _columns(tables):
         last = tables.rows.group_by(_id=tables.rows[column]).aggregate(_last=tables.rows[time].max())
         old = backend.stage(last.filter(last["_last"] < limit).select("_id"))
-        gone = fetch(backend, old).column("_id")
+        gone, of = fetch(backend, old).column("_id"), count_rows(backend, last)
+        if len(gone) > most * of:
+            raise DataError(
+                f"retire_after={after} would retire {len(gone):,} of {how_many(of, WORDS[name])}, more than a share of "
+                f"{most:g}: the newest time of an event is {_shown(newest, dated)}; if it is right, "
+                "--set retire_most=1 retires them"
+            )
         if not len(gone):
             continue
         rows = rows.anti_join(old, rows[column] == old["_id"])
@@ -67,6 +79,10 @@ def retire(tables: Tables, before: Encoders, after: str, *, dated: bool) -> tupl
         replace(before, vocabularies=vocabularies),
         [*notes, f"{how_many(dropped, 'event')} of theirs are gone"],
     )
+
+
+def _shown(time: float, dated: bool) -> str:
+    return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S}" if dated else f"{time:g}"
 
 
 def _columns(tables: Tables) -> Iterator[tuple[str, str]]:

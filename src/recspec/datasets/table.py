@@ -99,8 +99,12 @@ def _told(settings: Settings) -> dict[str, object]:
         told |= {"target": list(settings.target), "seen_types": list(settings.seen_types or ())}
     if settings.items is not None and settings.title is not None:
         told["item_columns"] = {settings.title: "title"}
+    for column, texts in settings.stock.items() if settings.items is not None else ():
+        told["stock"] = {"column": column, **({"values": list(texts)} if texts else {})}
     if isinstance(settings.items, SideFile) and settings.items.key is not None:
         told["items_key"] = settings.items.key
+    if settings.decimal == "comma":
+        told["decimal"] = "comma"
     own = settings.items.decimal if isinstance(settings.items, SideFile) else None
     if settings.items is not None and (own or settings.decimal) == "comma":
         told["items_decimal"] = "comma"
@@ -158,7 +162,7 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Setti
             features=_with_plain_names(named[side], side),
             shown=True,
         )
-        mentioned = frozenset({*own.ids, *own.features, *([settings.title] if settings.title else [])})
+        mentioned = frozenset({*own.ids, *own.features, *settings.stock, *([settings.title] if settings.title else [])})
         otherwise = {"mentioned": mentioned, "key": keys[side], **asked.of_side(side)}
         own_reading = replace(beside, **otherwise)  # type: ignore[arg-type]
         found = stage(backend, [path], own.ids, own_reading, notes, work)

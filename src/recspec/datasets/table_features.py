@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from ibis.expr.types import Table
 from numpy.typing import NDArray
 
 from recspec.base.errors import DataError, SettingsError, listed, nearest, unknown
-from recspec.data.encoding import BucketEncoder, renumbered, vectors_of
+from recspec.data.encoding import BucketEncoder, ClockEncoder, raw_values, renumbered, vectors_of
 from recspec.data.prepare import (
     EVENT_WEIGHT,
     FILE_SPLIT,
@@ -24,6 +25,7 @@ from recspec.data.prepare import (
     ITEM,
     LABEL,
     LARGEST,
+    PER_SECOND,
     ROW,
     SEEN,
     SERIES,
@@ -37,11 +39,14 @@ from recspec.data.prepare import (
     Kind,
     Notes,
     fetch,
+    figures,
     splits,
 )
 from recspec.datasets.table_settings import Role, Settings
 from recspec.feature_spec import OUTPUTS
 
+CLOCK_CODES = dict.fromkeys(("%Y", "%m", "%d", "%H", "%M", "%S", "%f")).keys()
+"""Codes of formats whose texts make features of time: those that no language changes."""
 KINDS = ("numeric", "categorical", "lists", "vectors", "text")  # settings that name features by what they hold
 OURS = (ROW, FILE_SPLIT, WEIGHT, SEEN, IS_TARGET, SPLIT_BEFORE)  # columns of rows that no file has
 CONTENT, MIXED = "__first_row__", "__mixed__"  # the first row with the same values; a random order
@@ -127,6 +132,9 @@ def plan_features(tables: Tables, raw: Path) -> FeaturePlan:
         vectors = _text(place, table, settings, problems) or _vectors(place, table, settings, tables, raw, problems)
         columns = [vectors] if vectors else _columns(place, table[place.column], settings, problems)
         found[place.role] += [replace(column, called=called) for column in columns]
+    if settings.label is not None and tables.time is not None:
+        taken = {*tables.rows.columns, *(column.name for column in chain(*found.values()))}
+        found["context"] += _clocks(tables, taken, problems)
     for name in (*settings.numeric, *settings.categorical, *settings.lists, *settings.vectors):
         if name not in settings.features:
             hint = nearest(name, settings.features)
@@ -140,6 +148,47 @@ def plan_features(tables: Tables, raw: Path) -> FeaturePlan:
     crosses = _crosses([*chain(*found.values())], settings, tables, problems)
     SettingsError.refuse(f"{raw}: settings", problems)
     return FeaturePlan(found, crosses, places)
+
+
+def _clocks(tables: Tables, taken: Iterable[str], problems: list[str]) -> list[Column]:
+    """Features of the hour and the weekday of each row's time, as `time_features` asks; else a note that it could."""
+    settings, name = tables.settings, str(tables.time)
+    times, declared = tables.rows[name], settings.declared.get(name)
+    form = settings.time_format or (declared and declared.format) or tables.notes.time_format
+    form = None if form in PER_SECOND else form
+    wrong = ""
+    if not times.type().is_numeric():
+        wrong = "its values are no times"
+    elif declared is not None and declared.zone is not None:
+        wrong = "it declares a zone, and they are of UTC"
+    elif form is not None and not {*re.findall("%.", form)} <= CLOCK_CODES:
+        wrong = (
+            f"it is written as {form}; expected ISO 8601, numbers since 1970, or a format of {' '.join(CLOCK_CODES)}"
+        )
+    else:
+        ends = figures(tables.backend, tables.rows, {"least": times.min(), "most": times.max()})
+        if np.isnan(raw_values.seconds_by_size(np.array([*ends.values()], np.float64))).any():
+            wrong = f"its numbers, from {ends['least']:g} to {ends['most']:g}, are no times since 1970"
+    if not settings.time_features:
+        if not wrong:
+            tables.notes.inferred.append(
+                f"'{name}' makes no feature; --set 'time_features=[hour, weekday]' makes two, and rows to predict must "
+                "then hold the time"
+            )
+        return []
+    if wrong:
+        problems.append(f"setting 'time_features': made of the times of '{name}': {wrong}")
+    parts = dict.fromkeys(settings.time_features)
+    return [
+        Column(
+            free_name(f"{name}_{part}", taken),
+            "clock",
+            raw=TIMESTAMP,
+            called=name,
+            encoder=ClockEncoder(column=name, part=part, format=form),
+        )
+        for part in parts
+    ]
 
 
 def _places(tables: Tables, problems: list[str]) -> list[_Place]:
@@ -233,8 +282,10 @@ def _crosses(features: Sequence[Column], settings: Settings, tables: Tables, pro
             column = by_name.get(name)
             if name not in known:
                 problems.append(f"setting 'crosses': {_no_feature(name, settings, tables, known)}")
-            elif column is not None and (column.kind in ("number", "list", "vector", "text") or column.is_list):
-                what, do = (f"a {column.kind}" if column.kind == "vector" else "a list"), "leave it out"
+            elif column is not None and (
+                column.kind in ("number", "list", "vector", "text", "clock") or column.is_list
+            ):
+                what, do = {"vector": "a vector", "clock": "made of a time"}.get(column.kind, "a list"), "leave it out"
                 if column.kind == "number":
                     what, do = "a number", "cross its bucket"
                 problems.append(f"setting 'crosses': '{name}' is {what}, which can't be crossed; {do}")

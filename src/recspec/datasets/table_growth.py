@@ -101,6 +101,7 @@ def append_events(
     *,
     admit_after: int = 1,
     retire_after: str | None = None,
+    retire_most: float = 1.0,
     metadata: Mapping[str, object] = MappingProxyType({}),
 ) -> Grown:
     """Write into the empty folder `out` the dataset `base` with the raw events of a file (CSV, JSON lines, Parquet).
@@ -111,6 +112,7 @@ def append_events(
         out: where the new dataset goes.
         admit_after: events from which a new user or item gets an id.
         retire_after: time without an event after which a user or item is dropped, and its id stays blank.
+        retire_most: largest share of the users or items that may be dropped so.
         metadata: what the new dataset says of itself beside its own.
 
     Raises:
@@ -132,7 +134,8 @@ def append_events(
             raise DataError(f"{events}: holds no row")
         tables = replace(known, rows=backend.stage(_stacked(known.rows, new)), notes=Notes())
         if retire_after is not None:
-            tables, encoders, retired = retire(tables, before.encoders, retire_after, dated=rules.dated)
+            how = retire_after, rules.dated, retire_most
+            tables, encoders, retired = retire(tables, before.encoders, *how)
             before, told = replace(before, encoders=encoders), [*told, *retired]
         held, waits = waiting(tables, admit_after)
         before, told = replace(before, waiting=held), [*told, *waits]

@@ -33,6 +33,7 @@ from recspec.data.prepare import (
     SPLIT,
     SPLIT_BEFORE,
     SPLIT_WORDS,
+    SPLITS,
     TIMESTAMP,
     USER,
     WEIGHT,
@@ -55,6 +56,7 @@ from recspec.data.prepare import (
 from recspec.datasets.table_features import CONTENT, MIXED, OURS, Tables, free_name
 from recspec.datasets.table_settings import Settings
 from recspec.feature_spec import FOLD_IN, FeatureSpec
+from recspec.metrics import FEWEST_USERS, blur_of
 
 MOST_UNEQUAL = 0.1  # of copies: pairs with different labels, as a share of those in pairs of random rows
 FEWEST_STEPS, SORTED = 50, 0.99  # from one item of a user to the next; the share that goes one way in a sorted file
@@ -165,6 +167,32 @@ def note_shares(tables: Tables, counted: Mapping[str, int]) -> None:
                 f"the split {split} holds {held:,} of {total:,} rows ({held / total:.0%}), not a share of {share:g}: "
                 f"the rows of one time stay together (split={other})"
             )
+
+
+def warn_of_few_users(tables: Tables, rows: Table) -> None:
+    """Warn of a split that judges few users, as most of its users have no row in train, so no model knows them."""
+    held = {name: rows[SPLIT] == name for name in SPLITS}
+    is_target = rows[IS_TARGET] if IS_TARGET in rows.columns else ibis.literal(True)
+    each = rows.group_by(USER).aggregate(
+        train=held["train"].any(), valid=(held["valid"] & is_target).any(), test=(held["test"] & is_target).any()
+    )
+    new, late = ~each["train"], each["valid"] & each["test"]
+    asked = {"users": each.count(), "late": (new & late).sum()}
+    for name in ("valid", "test"):
+        asked |= {name: (each["train"] & each[name]).sum(), f"new_{name}": (new & each[name]).sum()}
+    found = {name: int(count or 0) for name, count in figures(tables.backend, each, asked).items()}
+    few = [name for name in ("valid", "test") if found[name] < min(FEWEST_USERS, found[f"new_{name}"])]
+    if few:
+        least = min(found[name] for name in few)
+        each_told = "; ".join(
+            f"{name} judges {found[name]:,}, and not the {found[f'new_{name}']:,} without a row in train"
+            for name in few
+        )
+        late_told = f" ({found['late']:,} of them first seen in valid)" if found["late"] else ""
+        tables.notes.warnings.append(
+            f"of {found['users']:,} users, {each_told}{late_told}, whom models don't know: {blur_of(least)}; "
+            "--set split=leave_one_out judges nearly all, larger shares for valid and test more"
+        )
 
 
 def split_interactions(tables: Tables, rows: Table, order: Sequence[str], folder: Path) -> Table:

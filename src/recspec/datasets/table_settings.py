@@ -185,6 +185,16 @@ def _decimal(given: object) -> object:
     return {mark: name for name, mark in DECIMALS.items()}.get(given, given) if isinstance(given, str) else given
 
 
+def _one_column(given: object) -> object:
+    """A column without texts by its name."""
+    if given is None or isinstance(given, str):
+        return {} if given is None else {given: ()}
+    if isinstance(given, Mapping) and len(given) > 1:
+        raise ValueError(f"names {len(given)} columns; expected one, such as {{availability: [in stock, preorder]}}")
+    return given
+
+
+Stock = Annotated[dict[str, tuple[Word, ...]], BeforeValidator(_one_column)]
 Decimal = Annotated[Literal["point", "comma"], BeforeValidator(_decimal)]
 Quote = Annotated[str | None, BeforeValidator(_quote)]
 Separator = Annotated[str, BeforeValidator(_separator), Field(min_length=1, max_length=4)]
@@ -226,7 +236,27 @@ def _side_file(given: object) -> object:
 Side = Annotated[str | SideFile | None, BeforeValidator(_side_file)]
 
 
-class Settings(SignalSettings):
+class SideSettings(SignalSettings):
+    """Files of users and items, and what their columns are for."""
+
+    users: Side = Field(
+        None,
+        description="file with one row per user, joined by user id; beside the raw files, or a path; or {file: FILE, "
+        "key: COLUMN, encoding: cp1252} with its own key, encoding, separator, quote, decimal or columns",
+    )
+    items: Side = Field(None, description="likewise one row per item, joined by item id")
+    user_columns: tuple[str, ...] = Field(
+        (), description="columns of the users' file to keep for display; only these and features are copied"
+    )
+    title: str | None = Field(None, description="column of the items' file to show to people; `title` if null")
+    stock: Stock = Field(
+        {},
+        description="column of the items' file that tells what can be bought: a number of pieces, or true and false; "
+        "or {column: [texts of items in stock]}; by default one named stock, in_stock, available, ...",
+    )
+
+
+class Settings(SideSettings):
     """Settings of your own table."""
 
     columns: tuple[str, ...] = Field((), description="names of the columns, in order, of a text file without a header")
@@ -292,16 +322,6 @@ class Settings(SignalSettings):
     crosses: tuple[tuple[str, ...], ...] = Field((), description="with a label: features to hash together as a_x_b")
     cross_cardinality: Cardinality = Field(10_000, description="number of ids of each cross")
     cut_offs: tuple[Annotated[int, Field(ge=1)], ...] = Field((), description="default cut-offs k of `evaluate`")
-    users: Side = Field(
-        None,
-        description="file with one row per user, joined by user id; beside the raw files, or a path; or {file: FILE, "
-        "key: COLUMN, encoding: cp1252} with its own key, encoding, separator, quote, decimal or columns",
-    )
-    items: Side = Field(None, description="likewise one row per item, joined by item id")
-    user_columns: tuple[str, ...] = Field(
-        (), description="columns of the users' file to keep for display; only these and features are copied"
-    )
-    title: str | None = Field(None, description="column of the items' file to show to people; `title` if null")
     separator: Separator | None = Field(
         None, description="separator of a text file's columns, such as tab, :: or space; if null, by the first line"
     )
@@ -333,6 +353,11 @@ class Settings(SignalSettings):
         None,
         description="format of times, such as %m/%d/%Y, or seconds, milliseconds, microseconds or nanoseconds since "
         "1970; null: numbers as they are, or ISO 8601 dates",
+    )
+    time_features: tuple[Literal["hour", "weekday"], ...] = Field(
+        (),
+        description="with a label: features of `timestamp`, [hour, weekday], in UTC, or as written where times name "
+        "no zone; rows to predict must then hold the time",
     )
     repeats: Repeats = Field(
         "keep",
@@ -442,7 +467,8 @@ class Settings(SignalSettings):
     @property
     def reads_times(self) -> bool:
         """Whether a setting other than the split needs times: the decay of weights, and histories of labelled rows."""
-        return self.half_life is not None or (self.label is not None and self.history is not None)
+        by_time = self.history is not None or bool(self.time_features)
+        return self.half_life is not None or (self.label is not None and by_time)
 
     @property
     def of_interactions(self) -> list[str]:

@@ -13,6 +13,7 @@ from ibis.expr.types import Column as Values
 from ibis.expr.types import Table, Value
 
 from recspec.base.errors import DataError, SettingsError, how_many, listed, nearest
+from recspec.data.encoding import STOCK_NAMES
 from recspec.data.prepare import (
     AS_IN_FILE,
     CUTS,
@@ -65,6 +66,7 @@ from recspec.datasets.table_rows import (
     split_clicks,
     split_interactions,
     up_to_window,
+    warn_of_few_users,
     weights,
     with_key,
     with_order,
@@ -76,6 +78,7 @@ from recspec.datasets.table_settings import Settings as Settings
 from recspec.feature_spec import FeatureSpec
 
 NAME = "table"
+FEWEST_PIECES, LEAST_SOLD_OUT = 4, 0.01  # distinct numbers, and the share of 0, of a column that may be the stock
 
 
 # --- interactions ----------------------------------------------------------------------------------------------------
@@ -131,6 +134,8 @@ def write_interactions(
         judged = split.filter(split[IS_TARGET]) if IS_TARGET in split.columns else split
         counted_splits = fetch(backend, counts_by(judged, SPLIT)).to_pylist()
         note_shares(tables, {row[SPLIT]: row["rows"] for row in counted_splits})
+    if settings.chosen_split in ("time", "given") and before is None:
+        warn_of_few_users(tables, split)
     train = named.semi_join(split.filter(split[SPLIT] == "train"), ROW)
     events = left_join(named.drop(SPLIT) if SPLIT in named.columns else named, split.select(ROW, SPLIT), ROW)
     order_said = f"by column '{tables.time}'" if tables.time else "as in the file: there is no timestamp"
@@ -413,6 +418,8 @@ def catalogue(
     title = settings.title if role == "item" else None
     if title is not None and title not in side.columns:
         raise SettingsError(f"setting 'title': no column '{title}'{nearest(title, side.columns)} in the items' file")
+    if role == "item":
+        check_stock(tables, side)
     side = side if events is None else with_described(side, key, role, name, events, plan)
     table = fetch(tables.backend, _one_row_each(tables, side, key, train[name], file))
     features = {feature: table.column(column) for feature, column in plan.in_file(role).items()}
@@ -426,6 +433,34 @@ def catalogue(
     arrays = {name: table.column(key), **features, **{new: table.column(old) for old, new in shown.items()}}
     readable = {new: shown[old] for new, old in _readable(tables, plan, role, file, title, [*shown]).items()}
     return Catalogue(pa.table(arrays), name, columns, readable, file=file, latest=latest)
+
+
+def check_stock(tables: Tables, items: Table) -> None:
+    """Refuse a column of stock that does not tell, and note one that looks like it; see the setting `stock`."""
+    backend, settings, notes = tables.backend, tables.settings, tables.notes
+    for name, texts in settings.stock.items():
+        if name not in items.columns:
+            raise SettingsError(f"setting 'stock': no column '{name}'{nearest(name, items.columns)} in the items' file")
+        if (is_text := items[name].type().is_string()) != bool(texts):
+            found = f"column '{name}' of the items' file holds {'texts' if is_text else 'no texts'}"
+            told = f"'stock={{{name}: [TEXT]}}' names those of items in stock" if is_text else f"stock={name} is enough"
+            raise SettingsError(f"setting 'stock': {found}; --set {told}")
+    if settings.stock or any(name.lower() in STOCK_NAMES for name in items.columns):
+        return
+    free = [
+        each for each in items.columns if each not in (*OURS, *settings.with_role) and items[each].type().is_integer()
+    ]
+    asked = {(each, "least"): items[each].min() for each in free}
+    asked |= {(each, "kinds"): items[each].nunique() for each in free}
+    asked |= {(each, "none"): (items[each] == 0).mean() for each in free}
+    numbers = figures(backend, items, asked) if asked else {}
+    for each in free:
+        least, kinds, none = (numbers[each, what] for what in ("least", "kinds", "none"))
+        if least == 0 and kinds >= FEWEST_PIECES and none >= LEAST_SOLD_OUT:
+            notes.inferred.append(
+                f"'{each}' of the items' file holds whole numbers from 0, 0 in {none:.0%} of the items: if they are "
+                f"pieces in stock, --set stock={each} makes the items with 0 not for sale"
+            )
 
 
 def with_described(side: Table, key: str, role: Role, name: str, events: Table, plan: FeaturePlan) -> Table:

@@ -3,7 +3,16 @@
 from recspec.evaluation import warnings
 from recspec.evaluation.blending import choose_weights
 from recspec.evaluation.boosting import BoostedFit
-from recspec.evaluation.bootstrap import Paired, better, compare, compare_values, favours, pair
+from recspec.evaluation.bootstrap import (
+    Paired,
+    better,
+    compare,
+    compare_over,
+    compare_values,
+    favours,
+    pair,
+    tested_difference,
+)
 from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model, informed
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit, metric_value

@@ -14,17 +14,19 @@ Shapes: G groups, users or rows; D draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recspec.base.errors import DataError, SettingsError
-from recspec.evaluation.report import LEVEL, Comparison, Evaluation, Interval, Report, is_lower_better
-from recspec.evaluation.saved import EVENTS, ID, ROW, SavedEvaluation, held_values
+from recspec.evaluation.report import LEVEL, Comparison, Evaluation, Interval, Report, difference, is_lower_better
+from recspec.evaluation.saved import EVENTS, ID, ROW, SavedEvaluation, held_values, raw_ids
 from recspec.evaluation.warnings import FEWEST_ROWS
+from recspec.feature_spec import FeatureSpec
 from recspec.metrics import AT_K
 
 Values = NDArray[np.float64]
@@ -86,6 +88,41 @@ def compare(
     return found
 
 
+def compare_over(
+    parts: Sequence[tuple[FeatureSpec, Evaluation, Evaluation]], draws: int = 1_000, seed: int = 0
+) -> dict[str, dict[str, Comparison]]:
+    """Paired comparisons over several datasets, such as windows of time, by protocol and metric.
+
+    Means are over the values of all datasets. The values of a user count as one in the tests, as they depend on each
+    other: of U users with N values, each has U / N times the sum of its own.
+    """
+    held: dict[str, dict[str, list[tuple[pa.Array, Values, Values]]]] = {}
+    for place, (spec, ours, theirs) in enumerate(parts):
+        for protocol, named in ours.values.items():
+            groups = ours.groups.get(protocol)
+            users = raw_ids(spec, groups.feature, groups.ids)[0] if groups is not None else pa.nulls(0, pa.string())
+            for name, values in named.items():
+                other = theirs.values.get(protocol, {}).get(name)
+                if other is None or len(other) != len(values):
+                    continue
+                owners = pc.binary_join_element_wise(f"\0{place}", pa.array(range(len(values))).cast("string"), " ")
+                owners = pc.coalesce(users, owners) if len(users) == len(values) else owners
+                pairs = owners, values.astype(np.float64), other.astype(np.float64)
+                held.setdefault(protocol, {}).setdefault(name, []).append(pairs)
+
+    def compared(pairs: list[tuple[pa.Array, Values, Values]]) -> Comparison:
+        owners, ours, theirs = zip(*pairs, strict=True)
+        codes = pa.concat_arrays(owners).dictionary_encode().indices.to_numpy()
+        users = int(codes.max()) + 1
+        one, other = (np.bincount(codes, weights=np.concatenate(of)) * users / len(codes) for of in (ours, theirs))
+        return compare_values(one, other, draws, seed)
+
+    return {
+        protocol: {name: compared(pairs) for name, pairs in named.items() if any(len(of) for _, of, _ in pairs)}
+        for protocol, named in held.items()
+    }
+
+
 def compare_values(ours: NDArray[np.floating], theirs: NDArray[np.floating], draws: int, seed: int = 0) -> Comparison:
     """The paired comparison of the values (G,) of two evaluations on the same groups."""
     differences = theirs.astype(np.float64) - ours
@@ -139,6 +176,16 @@ def p_of_flips(differences: Values, draws: int, seed: int = 0) -> float:
         signs = rng.integers(0, 2, (part.stop - part.start, len(sums)), dtype=np.int8).astype(np.float64) * 2 - 1
         as_far += int((np.abs(signs @ sums) >= reached).sum())
     return (1 + as_far) / (1 + draws)
+
+
+def tested_difference(model: Evaluation, other: Evaluation, protocol: str, metric: str) -> tuple[float, float] | None:
+    """The other's metric minus the model's over the same groups, and the p-value of the paired t-test; see `compare`.
+
+    None where the values of groups are not known.
+    """
+    if (found := difference(model, other, protocol, metric)) is None:
+        return None
+    return found[0], p_of_t(*found, len(model.values[protocol][metric]) - 1)
 
 
 def p_of_t(mean: float, standard_error: float, degrees: float) -> float:

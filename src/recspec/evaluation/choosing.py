@@ -24,7 +24,9 @@ class Tried:
     settings: Combination
     value: float
     best: bool
-    """Whether it is taken instead of the best one before."""
+    """Whether it is taken instead of the one taken before."""
+    is_level: bool = False
+    """Whether it leads the one taken before by no more than chance, and so is not taken."""
 
 
 def choose(
@@ -70,7 +72,7 @@ def choose(
             return False
         leads = best is None or (value < best[0].value if lower else value > best[0].value)
         better = leads and (best is None or beats(result, best[1]))
-        tried.append(Tried(combination, value, better))
+        tried.append(Tried(combination, value, better, leads and not better))
         if better:
             best = tried[-1], result
         on_tried(tried[-1])

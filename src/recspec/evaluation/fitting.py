@@ -164,7 +164,7 @@ class ItemFit:
             else:
                 model = self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
             found = self._measure(model, task)
-            value, warned = self._value(found.metrics), tuple(warnings.of_repeats(found.protocols, self.valid))
+            value, warned = self._value(found.metrics), tuple(warnings.of_protocols(found.protocols, self.valid))
             measured = Fitted(model, (), self._named, value, found.metrics, found, warnings=warned)
             return value, replace(measured, num_pairs=interactions.num_pairs)
 

@@ -223,7 +223,7 @@ class Report:
         return (
             *warnings.of_label_columns(self.label_columns),
             *warnings.of_probabilities(self.model.probabilities, self.split),
-            *warnings.of_repeats(self.model.protocols, self.split),
+            *warnings.of_protocols(self.model.protocols, self.split),
             *warnings.of_baselines(differences, self.split, self.chosen_by, self.folder),
         )
 

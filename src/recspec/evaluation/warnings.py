@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from recspec.metrics import CalibrationError
+from recspec.metrics import FEWEST_USERS, CalibrationError, blur_of
 
 Kind = Literal[
     "worse_than_constant",
@@ -21,6 +21,7 @@ Kind = Literal[
     "worse_than_baseline",
     "valid_too_small",
     "mostly_repeats",
+    "few_users",
     "label_column",
 ]
 
@@ -158,6 +159,27 @@ def of_trace(
         )
         warnings.append(ModelWarning("valid_too_small", message))
     return warnings
+
+
+def of_protocols(protocols: Mapping[str, Mapping[str, object]], split: str) -> list[ModelWarning]:
+    """Warnings about what rankings leave out: repeats, and the users that train does not know."""
+    return [*of_few_users(protocols, split), *of_repeats(protocols, split)]
+
+
+def of_few_users(protocols: Mapping[str, Mapping[str, object]], split: str) -> list[ModelWarning]:
+    """A warning if few users are judged, as most positives are of users that train does not know."""
+    for protocol, facts in protocols.items():
+        users, strange, kept = (
+            int(str(facts.get(each, 0))) for each in ("groups", "of_unknown_users_left_out", "positives")
+        )
+        if strange > kept and users < FEWEST_USERS:
+            message = (
+                f"{protocol} on {split} judges {users:,} users, and leaves out {strange:,} positives of users that "
+                f"train does not know: {blur_of(users)}; prepare the data with split=leave_one_out, or with larger "
+                "shares for valid and test"
+            )
+            return [ModelWarning("few_users", message)]
+    return []
 
 
 def of_repeats(protocols: Mapping[str, Mapping[str, object]], split: str) -> list[ModelWarning]:

@@ -159,6 +159,8 @@ class Encoding:
         if encoder.kind == "text":
             texts = raw_values.present(encoder, _texts(values[:, 0]))
             return self._of_texts[encoder.projection].vectors([text or "" for text in texts])
+        if encoder.kind == "clock":
+            return raw_values.clock_ids(encoder, _texts(values[:, 0]))[:, None]
         if encoder.kind == "vector":
             return raw_values.encode_vectors(encoder, values)
         if encoder.kind in ("number", "scale", "bucket"):

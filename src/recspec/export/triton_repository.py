@@ -159,7 +159,7 @@ def _reads_numbers(encoder: Encoder, column: str) -> bool:
         return column in encoder.boundaries
     if isinstance(encoder, NumberEncoder) and encoder.separator is not None:
         return False  # a list that is one text
-    return encoder.kind not in ("vocabulary", "hash", "text")
+    return encoder.kind not in ("vocabulary", "hash", "text", "clock")
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from recspec.inference import merging, requests
 from recspec.inference.answer_files import (
     ReadLive,
+    marks_of,
     predict_file,
     predict_split,
     predict_tables,

@@ -25,7 +25,20 @@ from numpy.typing import NDArray
 
 from recspec.base.errors import DataError, SettingsError, SpecError, listed, nearest, shortened, unknown
 from recspec.base.files import lines, local, open_parquet, special, whole_file
-from recspec.data.encoding import Predictions, Vocabulary, as_column, raw_names, repeated, row_at
+from recspec.data.encoding import (
+    BucketEncoder,
+    NumberEncoder,
+    Predictions,
+    ScaleEncoder,
+    Vocabulary,
+    as_column,
+    combined,
+    is_text,
+    raw_names,
+    repeated,
+    row_at,
+    with_points,
+)
 from recspec.data.storage import Column, Ragged, open_split
 from recspec.evaluation import as_batch, check_same_features
 from recspec.feature_spec import FeatureSpec
@@ -69,8 +82,51 @@ def predict_file(
         DataError: if the file can't be read, or a row holds what it can't.
         SettingsError: if `out` has an ending that is none of .csv, .jsonl, .parquet, or a column is not there.
     """
-    with row_writer(out) as write:
+    with row_writer(out, like=marks_of(predictor, rows)) as write:
         return predict_tables(predictor, read_rows(rows), write, columns=columns, explain=explain, where=rows)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """How a CSV file is written."""
+
+    separator: str = ","
+    decimal: str = "."
+
+
+def marks_of(predictor: Predictor, rows: Path) -> Marks:
+    """The marks of a file of raw rows, with which its predictions are written; the usual ones of another format."""
+    separator = _separator(rows) if rows.suffix == ".csv" and local(rows, "rows").is_file() else ","
+    return Marks(separator, "," if _has_commas(predictor) and separator != "," else ".")
+
+
+def _has_commas(predictor: Predictor) -> bool:
+    """Whether the dataset was prepared from numbers with a decimal comma."""
+    return predictor.spec.metadata.get("decimal") == "comma"
+
+
+def _with_points(predictor: Predictor, rows: pa.Table) -> pa.Table:
+    """The rows with a point in the numbers that are texts with a decimal comma.
+
+    Raises:
+        DataError: if a number has a point, which may be the decimal mark or one of thousands.
+    """
+    encoders = predictor.encoders.encoders if predictor.encoders is not None else {}
+    kinds = (NumberEncoder, ScaleEncoder, BucketEncoder)
+    read = {name for feature, of in encoders.items() if isinstance(of, kinds) for name in (feature, of.column)}
+    problems = list[str]()
+    for place, name in enumerate(rows.column_names):
+        values = combined(rows.column(place))
+        if name.strip() not in read or not is_text(values.type):
+            continue
+        changed, unclear = with_points(values)
+        rows = rows.set_column(place, name, changed)
+        for row in np.flatnonzero(unclear)[:1].tolist():
+            found = shortened(values[row].as_py())
+            problems.append(f"column '{name}': row {row + 1} is '{found}'; expected a decimal comma, as prepared")
+    if problems:
+        raise DataError.of("raw rows", problems)
+    return rows
 
 
 def predict_tables(
@@ -107,6 +163,7 @@ def predict_tables(
 def _predict(predictor: Predictor, rows: pa.Table, first: int, *, explain: bool) -> tuple[Values, Predictions]:
     """The predictions of a block of a file; problems count its rows from the file's beginning."""
     try:
+        rows = _with_points(predictor, rows) if _has_commas(predictor) else rows
         return predictor.predict_labels(rows, explain=explain)
     except DataError as error:
         if not first:
@@ -504,13 +561,17 @@ def _object(path: Path, number: int, line: bytes) -> dict[str, object]:
 
 
 @contextmanager
-def row_writer(out: Path | Write | None) -> Iterator[Write]:
-    """Write tables in the format of the ending of `out`; without `out`, CSV to standard output; or call `out`."""
+def row_writer(out: Path | Write | None, *, like: Marks | None = None) -> Iterator[Write]:
+    """Write tables in the format of the ending of `out`; without `out`, CSV to standard output; or call `out`.
+
+    CSV has the marks of `like`.
+    """
+    marks = like or Marks()
     if callable(out):
         yield out
         return
     if out is None:
-        yield _csv_to(sys.stdout.buffer)
+        yield _csv_to(sys.stdout.buffer, marks)
         return
     if out.suffix not in ROW_FORMATS:
         raise SettingsError(f"--out {out}: expected a name that ends in {', '.join(ROW_FORMATS)}")
@@ -519,16 +580,25 @@ def row_writer(out: Path | Write | None) -> Iterator[Write]:
             yield write
         return
     with whole_file(local(out, "out")) as temporary, temporary.open("wb") as file:
-        yield _csv_to(file) if out.suffix == ".csv" else _jsonl_to(file)
+        yield _csv_to(file, marks) if out.suffix == ".csv" else _jsonl_to(file)
 
 
-def _csv_to(file: BinaryIO) -> Write:
+def _csv_to(file: BinaryIO, marks: Marks) -> Write:
     is_first = True
+
+    def with_commas(table: pa.Table) -> pa.Table:
+        for place, column in enumerate(table.columns):
+            if pa.types.is_floating(column.type):
+                texts = pc.replace_substring(column.cast(pa.string()), ".", ",")
+                table = table.set_column(place, table.field(place).name, texts)
+        return table
 
     def write(table: pa.Table) -> None:
         nonlocal is_first
         table = _with_nested_as_texts(table)
-        pa_csv.write_csv(table, file, pa_csv.WriteOptions(include_header=is_first, quoting_style="needed"))
+        table = with_commas(table) if marks.decimal == "," else table
+        how = pa_csv.WriteOptions(include_header=is_first, delimiter=marks.separator, quoting_style="needed")
+        pa_csv.write_csv(table, file, how)
         is_first = False
 
     return write

@@ -19,8 +19,6 @@ from recspec.base.files import locked
 from recspec.bundle import Bundle, cards, versions
 from recspec.bundle import folder as bundle
 from recspec.data.encoding import (
-    COMMA,
-    GROUPED,
     LONGEST_ID,
     MISSING_NUMBERS,
     TRUTH,
@@ -30,6 +28,7 @@ from recspec.data.encoding import (
     is_text,
     plain,
     row_at,
+    with_points,
 )
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.answer_files import read_rows
@@ -52,6 +51,8 @@ NUMBER = r"^-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
 WHOLE = r"^-?[0-9]{1,18}$"
 ROWS_SHOWN = 3
 """Rows of a problem that a message names."""
+MOST_WITHDRAWN = 0.2
+"""Share of the items that a file of the whole catalogue may lack."""
 IDS_SHOWN = 5
 """Items that a note names."""
 
@@ -82,6 +83,7 @@ def update_catalogue(
     block: Sequence[str] = (),
     unblock: Sequence[str] = (),
     whole: bool = False,
+    most_withdrawn: float = MOST_WITHDRAWN,
 ) -> CatalogueUpdate:
     """Take new values of items from a file, with one row an item, and change the list of blocked items.
 
@@ -90,7 +92,7 @@ def update_catalogue(
 
     Raises:
         BundleError: if there is no model that knows items in `run`.
-        DataError: with every problem of the file.
+        DataError: with every problem of the file, or if it lacks a larger share of the items than `most_withdrawn`.
         SettingsError: for an item to unblock that is not blocked, or `whole` without a file.
     """
     target = _Target.open(run)
@@ -103,9 +105,21 @@ def update_catalogue(
             return _told(target, before, {}, ())
         rows = None if products is None else target.read(products)
         after, counts = _merged(target, before, rows, asked, whole=whole)
+        if whole:
+            _check_withdrawn(target, before, products, counts["withdrawn"], most_withdrawn)
         told = _told(target, after, counts, [*_notes(target, rows, asked, counts, whole=whole)])
         after.save(target.file)
     return told
+
+
+def _check_withdrawn(target: _Target, before: ItemChanges, file: Path | None, count: int, most: float) -> None:
+    """Refuse a file that lacks so many items that it may be cut off."""
+    items = len(target.known) - int(before.flags(WITHDRAWN).sum())
+    if count > most * items:
+        raise DataError(
+            f"{file}: lacks {count:,} of {items:,} items, more than a share of {most:g}, so it may be cut off; nothing "
+            "was changed; if it is whole, --most-withdrawn 1 withdraws them"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,8 +235,12 @@ class _Target:
             for each in kept:
                 values, kind = combined(plain(table.column(own))), self.raw.column(each).type
                 if has_commas and is_text(values.type) and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-                    values, problem = _with_points(values)
-                    problems += [f"column '{name}': {problem}"] if problem else []
+                    given = values
+                    values, wrong = with_points(given)
+                    if wrong.any():
+                        example = shortened(given[int(wrong.argmax())].as_py())
+                        told = f"{_rows(wrong)} no number with a decimal comma, as prepared: '{example}'"
+                        problems.append(f"column '{name}': {told}")
                 values, problem = converted(values, kind)
                 columns[each] = values
                 problems += [f"column '{name}': {problem}"] if problem else []
@@ -288,25 +306,6 @@ def _rows(wrong: NDArray[np.bool_]) -> str:
     more = f" and {len(places) - ROWS_SHOWN:,} more" if len(places) > ROWS_SHOWN else ""
     rows = ", ".join(row_at(int(place)).removeprefix("row ") for place in places[:ROWS_SHOWN])
     return f"row{'s' * (len(places) > 1)} {rows}{more} {'have' if len(places) > 1 else 'has'}"
-
-
-def _with_points(texts: pa.Array) -> tuple[pa.Array, str]:
-    """Numbers with a decimal comma, as the dataset was prepared from, with a point; and a problem with them, or ''.
-
-    A point marks thousands in a column that has commas; in another it may be either mark.
-    """
-    text = pc.utf8_trim_whitespace(texts)
-    commas = pc.fill_null(pc.match_substring_regex(text, COMMA), False)
-    grouped = pc.fill_null(pc.match_substring_regex(text, GROUPED), False)
-    is_clear = pc.or_(commas, grouped) if pc.any(commas).as_py() else commas
-    written = pc.replace_substring(pc.replace_substring(text, ".", ""), ",", ".")
-    wrong = np.asarray(pc.and_(pc.fill_null(pc.match_substring_regex(text, NUMBER), False), pc.invert(is_clear)))
-    wrong &= np.asarray(pc.fill_null(pc.match_substring(text, "."), False))
-    problem = ""
-    if wrong.any():
-        example = shortened(texts[int(wrong.argmax())].as_py())
-        problem = f"{_rows(wrong)} no number with a decimal comma, as prepared: '{example}'"
-    return pc.if_else(is_clear, written, texts), problem
 
 
 def converted(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, str]:

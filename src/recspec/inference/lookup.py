@@ -6,7 +6,7 @@ the last result that it needs. Case and accents don't count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recspec.base.errors import RequestError, shortened
+from recspec.data.encoding import AVAILABILITY, IN_STOCK, OUT_OF_STOCK, PIECES
 from recspec.inference.catalogue import TITLE_COLUMNS, Role
 from recspec.inference.explanations import Explanation
 from recspec.inference.predictor import Predictor
@@ -162,33 +163,45 @@ def catalogue_columns(predictor: Predictor, names: Sequence[str], items: Sequenc
     return {name: raw.column(name).take(places) for name in dict.fromkeys(names)}
 
 
-IN_STOCK = frozenset({"in_stock", "is_in_stock", "instock", "available", "is_available", "for_sale", "is_for_sale"})
-OUT_OF_STOCK = frozenset({"out_of_stock", "is_out_of_stock", "sold_out", "discontinued", "is_discontinued"})
-STOCK = frozenset({"stock", "stock_level", "stock_quantity", "inventory"})
-"""Names of columns that are true of items in stock, true of others, and the number of pieces."""
 SOLD = frozenset({"in_stock", "available", "preorder", "backorder"})
 """Values of the column `availability` of product feeds with which an item can be bought."""
 
 
-def for_sale(columns: Sequence[ColumnFacts]) -> str | None:
-    """The filter of items that are in stock, by every column whose name tells; None without such a column."""
+def for_sale(columns: Sequence[ColumnFacts], stock: Mapping[str, Any] | None = None) -> str | None:
+    """The filter of items that are in stock; None without a column that tells.
+
+    `stock` is what the dataset says of such a column: its name, and the values of items in stock if they are texts.
+    Else every column tells whose name says so.
+    """
     tests = []
+    if stock is not None:
+        return next((test for each in columns if (test := _declared_stock(each, stock))), None)
     for each in columns:
         name, quoted = each.name.lower(), f"`{each.name}`"
         if "`" in each.name:
             continue
-        if each.kind == "truth" and name in IN_STOCK | OUT_OF_STOCK | STOCK:
+        if each.kind == "truth" and name in IN_STOCK | OUT_OF_STOCK | PIECES:
             tests.append(f"{quoted} == {'false' if name in OUT_OF_STOCK else 'true'}")
         elif (
-            name in STOCK
+            name in PIECES
             and each.kind in ("number", "choice")
             and all(type(one) in (int, float) for one in each.values)
         ):
             tests.append(f"{quoted} > 0")
-        elif name == "availability" and each.kind == "choice":
+        elif name == AVAILABILITY and each.kind == "choice":
             sold = [one for one in each.values if str(one).lower().replace(" ", "_") in SOLD]
             tests += [f"{quoted} in ({', '.join(map(repr, sold))})"] if sold else []
     return " and ".join(tests) or None
+
+
+def _declared_stock(column: ColumnFacts, stock: Mapping[str, Any]) -> str:
+    """The filter by a column that a setting names; empty for another column."""
+    name = str(stock.get("column"))
+    if column.name not in (name, f"{name}_text") or "`" in column.name:
+        return ""
+    if isinstance(values := stock.get("values"), list):
+        return f"`{column.name}` in ({', '.join(map(repr, map(str, values)))})"
+    return f"`{column.name}` {'== true' if column.kind == 'truth' else '> 0'}"
 
 
 class ItemFields:
@@ -212,7 +225,8 @@ class ItemFields:
     @cached_property
     def for_sale(self) -> str | None:
         """The filter of items that are in stock; see `for_sale`."""
-        return for_sale(self.columns)
+        stock = self._known.spec.metadata.get("stock")
+        return for_sale(self.columns, stock if isinstance(stock, Mapping) else None)
 
     @cached_property
     def _are_for_sale(self) -> NDArray[np.bool_]:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from recspec.base.errors import BundleError, DataError, RequestError, listed, nearest
 from recspec.data.encoding import (
     BucketEncoder,
+    ClockEncoder,
     CrossEncoder,
     Encoder,
     Encoders,
@@ -402,7 +403,7 @@ def facts_of_encoder(name: str, encoders: Encoders | None, *, is_required: bool 
 def _of_encoder(name: str, encoders: Encoders) -> ColumnFacts:
     encoder = _reader(name, encoders)
     match encoder:
-        case None | TextEncoder():
+        case None | TextEncoder() | ClockEncoder():
             return ColumnFacts(name, "text")
         case VocabularyEncoder():
             vocabulary = encoders.vocabularies[encoder.vocabulary]

@@ -38,6 +38,7 @@ from recspec.loop.statistics import (
     shift_of_categories,
     shift_of_numbers,
 )
+from recspec.loop.upkeep import DAY_US
 from recspec.training import dataset_of
 
 MOST_ROWS = 20_000
@@ -542,7 +543,11 @@ class _Sample:
 
 
 def _seqs(journal: Journal, table: sa.Table, time: sa.ColumnElement[int], since: int) -> tuple[int, int]:
-    """The first and the last number of rows that arrived since a time; a search by halves, because arrivals ascend."""
+    """The first and the last number of rows, among which are all that arrived since a time.
+
+    A search by halves, because arrivals ascend; it begins a day before, as a clock may have been set back.
+    """
+    since -= DAY_US
     own = table.c.seq
     newest = int(journal.scalar(sa.select(sa.func.coalesce(sa.func.max(own), 0))))
     low, high = 0, newest + 1

@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from recspec.base.errors import BundleError, problems_in
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import LiveEvents, Predictor
+from recspec.loop.events import IMPRESSION
 from recspec.loop.journal import Journal
 from recspec.models import UserEvents
 
@@ -95,6 +96,11 @@ class EventRules(BaseModel):
         """Whether the event's item is not recommended again."""
         return self.seen is None or kind in self.seen
 
+    def ignores(self, kind: str) -> bool:
+        """Whether a type counts for nothing, and no setting names it; so it may be misspelled."""
+        named = {IMPRESSION, *self.weights, *(self.read or ()), *(self.seen or ())}
+        return kind not in named and self.weight(kind, None) == 0
+
     def decayed(self, weights: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
         """The weights of events at some times."""
         if self.decay is None:
@@ -117,6 +123,10 @@ class Histories:
     def event_types(self) -> tuple[str, ...]:
         """Types of events that the model reads, the weightiest first; the usual ones if it reads any."""
         return self._rules.types or USUAL_TYPES
+
+    def ignores(self, kind: str) -> bool:
+        """Whether a type of event counts for nothing; see `EventRules.ignores`."""
+        return self._rules.ignores(kind)
 
     def as_of(self, seq: int) -> Histories:
         """The same without events that arrived after `seq`, such as an answer's `history_seq`."""

@@ -36,7 +36,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from recspec.base.errors import DataError, SettingsError, listed, require_extra
 from recspec.base.files import special
-from recspec.loop.events import IMPRESSION, Event
+from recspec.loop.events import AHEAD_US, IMPRESSION, Event
 
 SCHEMA = 1
 """Version of the tables; a journal with another one is refused."""
@@ -161,6 +161,10 @@ setting = sa.Table(
     "setting", metadata, sa.Column("name", sa.Text, primary_key=True), sa.Column("value", sa.Text, nullable=False)
 )
 
+KEY_LOST = "the key by which forgotten people are known is lost or damaged; restore the journal from a backup"
+KEY_OF = "key of "
+"""Begins the names of settings that hold the keys of other journals."""
+
 Outcome = Literal["accepted", "duplicate", "conflict", "forgotten"]
 """What became of an event."""
 REFUSALS: Mapping[Outcome, str] = {
@@ -283,7 +287,9 @@ class Journal:
             return []
         first: dict[str, Event] = {}
         with self._told(), self._writing() as connection:
-            forgotten = self._forgotten(connection, (*events, *exposures))
+            forgotten = self._forgotten(
+                connection, [*(each.subject for each in events), *(each.subject for each in exposures)]
+            )
             known = self._known(connection, [each.event_id for each in events])
             outcomes: list[Outcome] = []
             for each in events:
@@ -334,6 +340,14 @@ class Journal:
         found: int | None = self.scalar(sa.select(event.c.received_at).order_by(event.c.seq.desc()).limit(1))
         return found
 
+    def recent_types(self, most: int = 10_000) -> dict[str, int]:
+        """How many of the newest events are of each type."""
+        newest = sa.select(event.c.type).order_by(event.c.seq.desc()).limit(most).subquery()
+        asked = (
+            sa.select(newest.c.type, sa.func.count().label("events")).group_by(newest.c.type).order_by(newest.c.type)
+        )
+        return {row.type: int(row.events) for row in self.rows(asked)}
+
     def events(self, after: int = 0, until: int | None = None) -> Iterator[pa.RecordBatch]:
         """Events with after < seq <= until in the order of arrival, in blocks."""
         return self.blocks(event, after, until)
@@ -377,7 +391,29 @@ class Journal:
 
     def digest_of(self, subject: str) -> str:
         """The keyed digest by which a forgotten person's late events are known."""
-        return hmac.new(self._key, subject.encode(), hashlib.sha256).hexdigest()
+        return _digest(self._key, subject)
+
+    def forgotten_among(self, subjects: Iterable[str]) -> set[str]:
+        """Those of some people who were forgotten."""
+        with self._told(), self._reading() as connection:
+            return self._forgotten(connection, subjects)
+
+    def take_forgotten(self, other: Journal) -> int:
+        """Refuse events of the people whom another journal refuses, too; returns how many it knows."""
+        digests = other.rows(sa.select(deletion.c.digest, deletion.c.requested_at, deletion.c.done_at))
+        with other._told(), other._reading() as connection:
+            keys = other._keys(connection)
+
+        def change(connection: sa.Connection) -> None:
+            own = self._keys(connection)
+            for key in (each for each in keys if each not in own):
+                named = {"name": f"{KEY_OF}{_digest(key, '')[:16]}", "value": key.hex()}
+                connection.execute(sa.insert(setting).values(named))
+            for each in digests:
+                connection.execute(self.upsert(deletion).values(dict(each._mapping)).on_conflict_do_nothing())
+
+        self.write(change)
+        return len(digests)
 
     def blocks(
         self,
@@ -461,12 +497,21 @@ class Journal:
             found |= {each.event_id: Event(*each) for each in rows}
         return found
 
-    def _forgotten(self, connection: sa.Connection, rows: Iterable[Event | Exposure]) -> set[str | None]:
+    def _keys(self, connection: sa.Connection) -> list[bytes]:
+        """The keys of digests: its own, and those of journals whose forgotten people it has taken."""
+        asked = sa.select(setting.c.value).where(setting.c.name.startswith(KEY_OF)).order_by(setting.c.name)
+        try:
+            return [self._key, *map(bytes.fromhex, connection.execute(asked).scalars())]
+        except ValueError:
+            raise DataError(f"{self.shown}: {KEY_LOST}") from None
+
+    def _forgotten(self, connection: sa.Connection, subjects: Iterable[str | None]) -> set[str]:
         """Those whose deletion was asked for; their events are refused."""
         if not connection.exec_driver_sql("SELECT digest FROM deletion LIMIT 1").first():
             return set()
-        by_digest = {self.digest_of(each.subject): each.subject for each in rows if each.subject is not None}
-        found = set[str | None]()
+        keys, people = self._keys(connection), {each for each in subjects if each is not None}
+        by_digest = {_digest(key, each): each for key in keys for each in people}
+        found = set[str]()
         for block in _in_blocks([*by_digest]):
             asked = sa.select(deletion.c.digest).where(deletion.c.digest.in_(block))
             found.update(by_digest[each] for each in connection.execute(asked).scalars())
@@ -576,8 +621,7 @@ class Journal:
         try:
             return bytes.fromhex(own["key"] or "none")
         except (KeyError, ValueError):
-            lost = "the key by which forgotten people are known is lost or damaged"
-            raise DataError(f"{self.shown}: {lost}; restore the journal from a backup") from None
+            raise DataError(f"{self.shown}: {KEY_LOST}") from None
 
 
 def is_sqlite(url: str) -> bool:
@@ -589,9 +633,28 @@ def is_sqlite(url: str) -> bool:
     return _checked(url).get_backend_name() == "sqlite"
 
 
+def _digest(key: bytes, subject: str) -> str:
+    return hmac.new(key, subject.encode(), hashlib.sha256).hexdigest()
+
+
+class _Clock:
+    """The machine's clock; while it is set back by at most `AHEAD_US`, it stands still, so order and windows hold."""
+
+    newest = 0
+
+    def now(self) -> int:
+        found = time.time_ns() // 1_000
+        if not found < self.newest <= found + AHEAD_US:
+            self.newest = found
+        return self.newest
+
+
+_clock = _Clock()
+
+
 def now_us() -> int:
-    """The time in microseconds since 1970 in UTC."""
-    return time.time_ns() // 1_000
+    """The time in microseconds since 1970 in UTC; see `_Clock`."""
+    return _clock.now()
 
 
 def _in_blocks(values: Sequence[T]) -> Iterable[Sequence[T]]:

@@ -38,6 +38,7 @@ from recspec.datasets import RawEvents, Words
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor
 from recspec.loop import journal as tables
+from recspec.loop.events import AHEAD_US
 from recspec.loop.gate import Judgement, judge
 from recspec.loop.journal import Journal, now_us
 from recspec.loop.raw_rows import (
@@ -114,9 +115,8 @@ class UpdateOutcome:
 
     def line(self) -> str:
         """It in one line."""
-        return (
-            f"{self.state}; version {self.version} answers{f': {self.why}' if self.why else ''} ({self.seconds:.1f} s)"
-        )
+        why = f": {self.why}" if self.why else ""
+        return f"{self.state}; {versions.called(self.version)} answers{why} ({self.seconds:.1f} s)"
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Updater:
         window = micros_in(self.settings.window)
         closed = self.clock() - window
         exposures_to = spec.exposures_to
-        answers = _before(journal.exposures(exposures_to), closed)
+        answers = answers_before(journal.exposures(exposures_to), closed, closed + window + AHEAD_US)
         if not exposures_to and raw.newest is not None:  # what the dataset was prepared from may be of this journal
             limit = round(raw.newest * SECOND)
             answers = [each.filter(pc.greater(each.column("served_at"), limit)) for each in answers]
@@ -274,10 +274,13 @@ class Updater:
         return int(self.journal.scalar(asked) or 0)
 
     def _newest_before(self, moment: int, after: int) -> int:
-        """The newest event that was received before a moment."""
+        """The newest event before the first that was received at a moment or later."""
         own = tables.event.c
-        asked = sa.select(sa.func.max(own.seq)).where(own.seq > after, own.received_at < moment)
-        return int(self.journal.scalar(asked) or after)
+        late = own.received_at.between(moment, self.clock() + AHEAD_US)  # not those of a clock that was ahead
+        asked = sa.select(sa.func.min(own.seq)).where(own.seq > after, late)
+        if (first := self.journal.scalar(asked)) is not None:
+            return int(first) - 1
+        return max(after, self.journal.newest_seq())
 
     # --- what becomes of it -------------------------------------------------------------------------------------------
 
@@ -364,11 +367,15 @@ def _state(number: int, state: str, now: versions.Current) -> str:
     return "replaced" if number < now.version else "rolled back"
 
 
-def _before(blocks: Iterator[pa.RecordBatch], moment: int) -> list[pa.RecordBatch]:
-    """The first answers, up to one that was given at a moment or later."""
+def answers_before(blocks: Iterator[pa.RecordBatch], moment: int, future: int) -> list[pa.RecordBatch]:
+    """The first answers, up to one that was given at a moment or later.
+
+    One of the `future` was given while the clock was ahead; it would keep all later ones waiting for years.
+    """
     found = []
     for block in blocks:
-        late = block.column("served_at").to_numpy() >= moment
+        served = block.column("served_at").to_numpy()
+        late = (served >= moment) & (served <= future)
         count = int(late.argmax()) if late.any() else len(block)
         found += [block.slice(0, count)] if count else []
         if count < len(block):

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from recspec.base.errors import DataError
 from recspec.loop import journal as tables
 from recspec.loop.events import EARLIEST_US, IMPRESSION, LATEST_US
-from recspec.loop.journal import Journal, consumer, daily, deletion, event, exposure, now_us
+from recspec.loop.journal import Journal, consumer, daily, event, exposure, now_us
 
 DAY_US = 86_400_000_000
 PRUNED_AT_ONCE = 10_000
@@ -131,10 +131,9 @@ def verify_journal(journal: Journal) -> Checked:
             if text != "ok":
                 problems.add("the file is damaged", text)
     highest = _highest_seq(journal)
-    digests = {each.digest for each in journal.rows(sa.select(deletion.c.digest))}
     for block in journal.events():
         checked.events += block.num_rows
-        _check_events(journal, block.to_pylist(), digests, problems)
+        _check_events(journal, block.to_pylist(), problems)
     for block in journal.exposures():
         checked.exposures += block.num_rows
         for row in block.to_pylist():
@@ -165,10 +164,8 @@ def _highest_seq(journal: Journal) -> int:
     return found or 0
 
 
-def _check_events(journal: Journal, rows: Sequence[Mapping[str, Any]], digests: set[str], problems: _Problems) -> None:
-    forgotten = (
-        {each: journal.digest_of(each) in digests for each in {row["subject"] for row in rows}} if digests else {}
-    )
+def _check_events(journal: Journal, rows: Sequence[Mapping[str, Any]], problems: _Problems) -> None:
+    forgotten = journal.forgotten_among(row["subject"] for row in rows)
     for row in rows:
         place = f"event {row['seq']}"
         if not all(EARLIEST_US <= row[name] <= LATEST_US for name in ("occurred_at", "received_at")):
@@ -177,7 +174,7 @@ def _check_events(journal: Journal, rows: Sequence[Mapping[str, Any]], digests: 
             problems.add("the user, type or item is missing", place)
         if row["context"] is not None and not isinstance(_parsed(row["context"]), dict):
             problems.add("the context is no JSON object", place)
-        if forgotten.get(row["subject"]):
+        if row["subject"] in forgotten:
             problems.add("the user was forgotten", place)
 
 

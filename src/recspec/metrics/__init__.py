@@ -2,4 +2,4 @@
 
 from recspec.metrics import measures
 from recspec.metrics.calibration import Calibration, CalibrationError, Method, calibration_error, fit
-from recspec.metrics.measures import AT_K, Ranking, Values, auc
+from recspec.metrics.measures import AT_K, FEWEST_USERS, Ranking, Values, auc, blur_of

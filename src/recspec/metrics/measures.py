@@ -19,6 +19,7 @@ Shapes: N rows, G groups with a positive, T tie blocks (runs of equally scored c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +36,16 @@ Counts = NDArray[np.int64]
 
 ROWS_PER_BLOCK = 1 << 20
 """Rows that log_loss converts to fp64 at once: 8 MB a temporary."""
+
+
+FEWEST_USERS = 100
+"""Users below which figures tell models apart hardly at all."""
+
+
+def blur_of(users: int) -> str:
+    """What figures of so few users can't tell."""
+    within = 2 * math.sqrt(0.2 * 0.8 / max(1, users))
+    return f"a hit rate of 20 % is known to within {within:.0%}, so smaller differences between models may be chance"
 
 
 def auc(scores: ArrayLike, labels: ArrayLike) -> float:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from recspec.base.errors import RecspecError
 from recspec.data.encoding import (
     BucketEncoder,
+    ClockEncoder,
     Encoder,
     Encoders,
     NumberEncoder,
@@ -35,6 +36,7 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 TOP = 10
 MOST_COUNTED = 1 << 22
 """Ids of a feature whose values are counted: 32 MB."""
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 TITLES = ("title", "name", "product_title")
 
 
@@ -245,6 +247,9 @@ class RawNames:
                 str(each) if each is not None else f"id {number}"
                 for each, number in zip(known.decode(inside).to_pylist(), ids.tolist(), strict=True)
             ]
+        elif isinstance(encoder, ClockEncoder):
+            names = dict(enumerate(WEEKDAYS if encoder.part == "weekday" else map("{}:00".format, range(24)), 1))
+            raw = [names.get(number, "missing") for number in ids.tolist()]
         elif isinstance(encoder, BucketEncoder):
             raw = [_bucket(encoder, number) for number in ids.tolist()]
         else:

@@ -575,12 +575,13 @@ def _tried(run: RunFacts) -> Markup | None:
     """Settings that were tried, and which were chosen; None if none were."""
     held = run.card.trained.get("tried")
     found = [each for each in held if isinstance(each, dict)] if isinstance(held, list) else []
-    tried = [(each.get("settings"), real(each.get("value"))) for each in found]
-    known = [value for _, value in tried if value is not None]
-    if not known:
+    if not found:
         return None
-    best = (min if is_lower_better(str(run.card.trained.get("valid_metric") or "")) else max)(known)
-    rows = [[_settings_text(settings), num(value), "chosen" if value == best else ""] for settings, value in tried]
+    taken = max((place for place, each in enumerate(found) if each.get("taken")), default=-1)
+    rows = [
+        [_settings_text(each.get("settings")), num(real(each.get("value"))), "chosen" if place == taken else ""]
+        for place, each in enumerate(found)
+    ]
     return table("Settings that were tried on valid", ["Settings", "#Value", "Chosen"], rows)
 
 

@@ -45,6 +45,8 @@ async def _events(repository: Repository, request: Request) -> Response:
                 message = f"the journal did not store the events within {limits.timeout:g} s; send them again"
                 raise RequestError(message, status=504) from None
     answer = _answer(found, outcomes)
+    stored = Counter(each.type for each, outcome in zip(found.events, outcomes, strict=True) if outcome == "accepted")
+    answer["notes"] = repository.notes_of_types(stored)
     repository.metrics.journal.count_events(answer, found.received_at)
     return json_response(answer, 400 if "error" in answer else 200)
 

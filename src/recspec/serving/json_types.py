@@ -233,6 +233,8 @@ class StoredEvents(Answer):
     late: int
     """Accepted events older than a day."""
     refusals: list[RefusedEvent]
+    notes: list[str]
+    """A sentence on each type of accepted events that no served model reads."""
     error: str | None = None
 
 

@@ -24,8 +24,9 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from recspec.base.errors import BundleError, RecspecError, RequestError, nearest
+from recspec.base.errors import BundleError, RecspecError, RequestError, how_many, listed, nearest, shortened
 from recspec.base.files import removed
+from recspec.bundle import versions as run_versions
 from recspec.export import Arrays
 from recspec.feature_spec import LOGIT, Port
 from recspec.inference import Predictor, requests
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
     from recspec.loop import Experiment, Histories, Journal, JournalWriter, Writer
 
 log = logging.getLogger("recspec.serve")
+
+
+MOST_NOTED = 5
+"""Types of events that notes name."""
 
 
 @dataclass(eq=False)
@@ -170,6 +175,9 @@ class Repository:
         except RecspecError:
             await self.close()
             raise
+        if self.journal is not None:
+            for note in self.notes_of_types(await asyncio.to_thread(self.journal.recent_types)):
+                log.warning("the newest events of the journal: %s", note)
         if self.settings.watch:
             self._watch = asyncio.create_task(self._look_again())
         if self.journal is not None and self.measures_drift and self.settings.drift:
@@ -184,6 +192,18 @@ class Repository:
         self.journal = self.ways.journal = await asyncio.to_thread(partial(Journal, url, read_only=True))
         newest = await asyncio.to_thread(self.journal.newest_received_at)
         self.metrics.journal.newest.set((newest or 0) / 1e6)
+
+    def notes_of_types(self, counts: Mapping[str, int]) -> list[str]:
+        """A sentence on each type of some events that no served model reads, of at most `MOST_NOTED`."""
+        loaded = [model for versions in self._versions.values() for model in versions.loaded.values()]
+        histories = [model.histories for model in loaded if model.histories is not None]
+        known = dict.fromkeys(kind for each in histories for kind in each.event_types)
+        ignored = [kind for kind in counts if histories and all(each.ignores(kind) for each in histories)]
+        return [
+            f"type '{shortened(kind)}' ({how_many(counts[kind], 'event')}): no served model reads it"
+            f"{nearest(kind, known)}; they read {listed(known)}"
+            for kind in ignored[:MOST_NOTED]
+        ]
 
     async def close(self) -> None:
         """Close every model, after its requests are answered, and the journal, after what waits is stored."""
@@ -417,7 +437,8 @@ class Repository:
             self._retire(versions, [number])
         versions.loaded[number] = model
         self.metrics.loads.labels(versions.name, "reloaded" if old else "loaded").inc()
-        which = f"update {opened.update}" if opened.update else f"version {number}"
+        is_of_run = run_versions.run_of(folder) == versions.source.path
+        which = run_versions.called(opened.update) if is_of_run else f"version {number}"
         computing = opened.note or (opened.export and f"{opened.export} computes")
         more = f"; for requests to infer, {computing}" if computing else ""
         level = logging.WARNING if opened.note else logging.INFO

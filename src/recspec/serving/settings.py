@@ -14,9 +14,7 @@ class ServeSettings(config.Settings):
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen at; 0.0.0.0 admits other machines")
     http_port: int = Field(8000, ge=0, le=65_535, description="HTTP port; 0 picks a free one")
-    grpc_port: int | None = Field(
-        8001, ge=0, le=65_535, description="gRPC port; 0 picks a free one, none turns gRPC off"
-    )
+    grpc_port: int | None = Field(8001, ge=0, le=65_535, description="gRPC port; 0 picks a free one")
     allowed_host: tuple[str, ...] = Field((), description="further host names of the server")
     insecure: bool = Field(False, description="admit other machines without a token")
     tls_cert: Path | None = Field(None, description="certificate in PEM, with its chain; HTTPS and gRPC over TLS")

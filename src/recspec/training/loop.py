@@ -519,7 +519,8 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
 
     def tell(tried: Tried) -> None:
         ends.append(time.monotonic())
-        log.write("tried", settings=dict(tried.settings), metric=plan.metric.value, value=tried.value, best=tried.best)
+        told = {"value": tried.value, "best": tried.best, "is_level": tried.is_level}
+        log.write("tried", settings=dict(tried.settings), metric=plan.metric.value, **told)
         if stop_requested():
             raise Interrupted(FIT_STOPPED)
 
@@ -616,7 +617,7 @@ def _card(plan: FitPlan, found: Fitted, seconds: float, calibration: Calibration
         "world_size": plan.world_size,
         "torch": torch.__version__,
         "valid_metric": found.metric or None,
-        "tried": [{"settings": dict(each.settings), "value": each.value} for each in found.tried],
+        "tried": [{"settings": dict(each.settings), "value": each.value, "taken": each.best} for each in found.tried],
         "logits_from": found.logits_from,
     }
     if isinstance(found.model, FittedRowModel):

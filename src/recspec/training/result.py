@@ -99,7 +99,7 @@ def judge(
         *of_run(validation, found, progress),
         *warnings.of_label_columns(label_columns(validation.model.spec, validation.model.features())),
         *warnings.of_probabilities(found.probabilities, validation.place),
-        *warnings.of_repeats(found.protocols, validation.place),
+        *warnings.of_protocols(found.protocols, validation.place),
         *_better_baselines(validation, found, others),
     ]
     values = values_of(others, validation.metric)

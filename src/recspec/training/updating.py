@@ -190,6 +190,9 @@ class UpdateSettings(config.Settings):
         description="time without an event after which a user or item is retired, such as 180d: its events are "
         "dropped, its id stays blank, and it is not recommended",
     )
+    retire_most: float = Field(
+        0.5, ge=0, le=1, description="largest share of the users or items that one update retires; more are refused"
+    )
 
 
 @dataclass(frozen=True)
@@ -299,6 +302,7 @@ def next_version(
                 folder / DATA,
                 admit_after=own.admit_after,
                 retire_after=own.retire_after,
+                retire_most=own.retire_most,
                 metadata=metadata,
             )
         prepared = time.monotonic()

@@ -3,6 +3,7 @@
 from recspec.data.encoding import hashing, raw_values, text_vectors
 from recspec.data.encoding.encoder_kinds import (
     BucketEncoder,
+    ClockEncoder,
     CrossEncoder,
     Encoder,
     HashEncoder,
@@ -41,6 +42,7 @@ from recspec.data.encoding.raw_columns import (
     split_lists,
     vectors_of,
     widened,
+    with_points,
 )
 from recspec.data.encoding.raw_values import COMMA, GROUPED, MISSING_NUMBERS, TRUTH, Lists, cut
 from recspec.data.encoding.row_notes import (
@@ -57,5 +59,6 @@ from recspec.data.encoding.row_notes import (
     renumbered,
     row_at,
 )
+from recspec.data.encoding.stock_names import AVAILABILITY, IN_STOCK, OUT_OF_STOCK, PIECES, STOCK_NAMES
 from recspec.data.encoding.text_vectors import MOST_TEXTS, fit_projection
 from recspec.data.encoding.vocabulary import LONGEST_ID, Vocabulary, are_blank

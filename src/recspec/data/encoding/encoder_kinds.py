@@ -135,6 +135,34 @@ class BucketEncoder(_OneColumn):
         return len(self.boundaries) + 2
 
 
+class ClockEncoder(_OneColumn):
+    """A time becomes 1 + its hour, or 1 + its weekday from Monday on, in UTC; a missing one becomes 0."""
+
+    kind: Literal["clock"] = "clock"
+    part: Literal["hour", "weekday"]
+    format: str | None = Field(None, description="how texts are written, in codes such as %d.%m.%Y %H:%M")
+
+    @property
+    def cardinality(self) -> int:
+        """Number of ids, 0 for missing values included."""
+        return 1 + (24 if self.part == "hour" else 7)
+
+    def ids(self, values: pa.Array) -> Ids:
+        """The id of each time: of a text, a number or a timestamp."""
+        if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
+            micros = values.cast(pa.timestamp("us", getattr(values.type, "tz", None)), safe=False)
+            return raw_values.clock_of(self, as_numbers(micros.cast(pa.int64())))
+        if not is_text(values.type):
+            return raw_values.clock_of(self, as_numbers(values))
+        try:
+            return each_once(values, lambda texts: raw_values.clock_ids(self, texts.to_pylist()))
+        except ValueError:  # of the different texts; the place in the rows is told
+            try:
+                return raw_values.clock_ids(self, values.to_pylist())
+            except ValueError as error:
+                raise DataError(str(error)) from None
+
+
 class CrossEncoder(_Encoder):
     """The values of several raw columns become one id, 1 + fingerprint % (cardinality - 1), as in TensorFlow.
 
@@ -290,6 +318,7 @@ Encoder = (
     | VocabularyEncoder
     | HashEncoder
     | BucketEncoder
+    | ClockEncoder
     | CrossEncoder
     | NumberEncoder
     | ScaleEncoder
@@ -308,7 +337,7 @@ def encode(
     if isinstance(encoder, (VectorEncoder, TextEncoder)):
         vectors = encoder.vectors(values)
         return vectors.reshape(-1), np.arange(len(vectors) + 1) * encoder.length
-    if isinstance(encoder, (BucketEncoder, ScaleEncoder)) or (length := encoder.length) is None:
+    if isinstance(encoder, (BucketEncoder, ClockEncoder, ScaleEncoder)) or (length := encoder.length) is None:
         return _encode_scalars(encoder, values, vocabularies)
     flat, offsets = split_lists(values, encoder.separator)
     if isinstance(encoder, NumberEncoder):
@@ -320,7 +349,7 @@ def encode(
 def _encode_scalars(encoder: Encoder, values: pa.Array, vocabularies: Mapping[str, Vocabulary]) -> NDArray[np.generic]:
     if isinstance(encoder, VocabularyEncoder):
         return encoder.ids(values, vocabularies[encoder.vocabulary])
-    if isinstance(encoder, HashEncoder):
+    if isinstance(encoder, (ClockEncoder, HashEncoder)):
         return encoder.ids(values)
     made = raw_values.encode_numbers(encoder, as_numbers(values))
     if isinstance(encoder, BucketEncoder):

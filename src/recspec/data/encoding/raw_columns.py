@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recspec.base.errors import DataError, listed, shortened
-from recspec.data.encoding.raw_values import MISSING_NUMBERS, number, whole
+from recspec.data.encoding.raw_values import COMMA, GROUPED, MISSING_NUMBERS, POINT, number, whole
 
 TEXT_BYTES = 2**31 - 1  # text that one array of type `string` can hold; more text is held as `large_string`
 SMALL = 4096  # rows up to which looking each value up costs less than finding the different ones, or than a hash table
@@ -220,6 +220,20 @@ def as_int64(array: pa.Array) -> pa.Array:
         is_whole = pc.and_(pc.equal(pc.floor(array), array), pc.less(pc.abs(array), EXACT))
         return pc.if_else(pc.fill_null(is_whole, False), array, None).cast(pa.int64())
     return _parsed(as_text(array), whole, pa.int64())
+
+
+def with_points(texts: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
+    """Numbers with a decimal comma as numbers with a point; and where a point may be either mark.
+
+    A point marks thousands in a column that has commas.
+    """
+    text = pc.utf8_trim_whitespace(texts)
+    commas = pc.fill_null(pc.match_substring_regex(text, COMMA), False)
+    grouped = pc.fill_null(pc.match_substring_regex(text, GROUPED), False)
+    is_clear = pc.or_(commas, grouped) if pc.any(commas).as_py() else commas
+    written = pc.replace_substring(pc.replace_substring(text, ".", ""), ",", ".")
+    unclear = pc.and_(pc.fill_null(pc.match_substring_regex(text, POINT), False), pc.invert(is_clear))
+    return pc.if_else(is_clear, written, texts), np.asarray(unclear)
 
 
 def each_once(array: pa.Array, encode: Callable[[pa.Array], NDArray[Any]], missing: int = 0) -> NDArray[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import reduce
 from typing import Any, Literal, TypeAlias
 
@@ -32,8 +33,19 @@ COMMA = r"^[+-]?([0-9]{1,3}(\.[0-9]{3})+|[0-9]+)?,[0-9]+([eE][+-]?[0-9]{1,3})?$"
 """A number with a decimal comma."""
 GROUPED = r"^[+-]?[0-9]{1,3}(\.[0-9]{3})+$"
 """Thousands with points; without a comma in the column they may also be fractions."""
+POINT = r"^-?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
+"""A number with a point."""
 TRUTH = {"true": 1, "false": 0}
 
+EVENT_SECONDS = (1e8, 3e9)
+"""Seconds since 1970 between which events happen: March 1973 to January 2065."""
+THURSDAY = 3
+"""Days from Monday to the weekday of the first of January 1970."""
+
+_TIME = re.compile(
+    r"([0-9]{4})[-/]([0-9]{2})[-/]([0-9]{2})(?:[T ]([0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]{1,9})?)?))?"
+    r" ?(Z|z|UTC|GMT|[+-][0-9]{2}(?::?[0-9]{2})?)?"
+)
 _WHOLE = re.compile(r"(-?[0-9]{1,19})(\.0+)?")
 # Python's float accepts more, such as `1_000` and digits of other scripts. No part matches in two ways: linear time.
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
@@ -170,6 +182,59 @@ def numbers_of(encoder: Settings, values: Any) -> NDArray[np.float64]:
     if len(infinite):
         raise ValueError(f"row {infinite[0] + 1} is infinite; expected a finite number")
     return numbers
+
+
+def clock_ids(encoder: Settings, values: Sequence[Raw]) -> Ids:
+    """The ids of a `clock` encoder for times: numbers of `seconds_by_size`, and texts; 0 where a time is missing.
+
+    Raises:
+        ValueError: naming a row whose text is no time.
+    """
+    seconds = np.full(len(values), np.nan)
+    for row, value in enumerate(present(encoder, values)):
+        if value is not None and value != "":
+            seconds[row] = _time_of(value, encoder.format, row) if isinstance(value, str) else value
+    return clock_of(encoder, seconds)
+
+
+def clock_of(encoder: Settings, numbers: NDArray[np.float64]) -> Ids:
+    """Likewise, of numbers (B,), NaN where one is missing."""
+    seconds = seconds_by_size(numbers)
+    known = np.isfinite(seconds)
+    whole = np.where(known, np.floor(seconds), 0).astype(np.int64)
+    found = whole // 3_600 % 24 if encoder.part == "hour" else (whole // 86_400 + THURSDAY) % 7
+    return np.where(known, 1 + found, UNKNOWN)
+
+
+def seconds_by_size(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Seconds since 1970, of such numbers of seconds, milliseconds, microseconds or nanoseconds: their size tells.
+
+    NaN outside 1973 to 2065, where it does not.
+    """
+    seconds = np.full(numbers.shape, np.nan)
+    for unit in (1.0, 1e3, 1e6, 1e9):
+        least, most = (bound * unit for bound in EVENT_SECONDS)
+        seconds = np.where((numbers >= least) & (numbers <= most), numbers / unit, seconds)
+    return seconds
+
+
+def _time_of(text: str, form: str | None, row: int) -> float:
+    """The seconds since 1970 of a time as text, in UTC where it names no zone."""
+    text = text.strip()
+    try:
+        if form is not None:
+            return datetime.strptime(text, form).replace(tzinfo=UTC).timestamp()
+        if _NUMBER.fullmatch(text):
+            return float(text)
+        if (found := _TIME.fullmatch(text)) is not None:
+            year, month, day, clock, zone = found.groups()
+            zone = "+00:00" if zone in (None, "Z", "z", "UTC", "GMT") else zone
+            clock = (clock or "00:00").replace(",", ".")
+            return datetime.fromisoformat(f"{year}-{month}-{day}T{clock[:15]}{zone}").timestamp()
+    except ValueError:
+        pass
+    expected = f"a time written as {form}" if form else "a time such as 2026-11-28 09:30:00, or seconds since 1970"
+    raise ValueError(f"row {row + 1} is {text[:60]!r}; expected {expected}")
 
 
 def encode_numbers(encoder: Settings, numbers: NDArray[np.float64]) -> NDArray[Any]:

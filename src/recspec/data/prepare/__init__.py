@@ -16,6 +16,7 @@ from recspec.data.prepare.backend import (
 from recspec.data.prepare.catalogues import Before, Catalogue, Decay
 from recspec.data.prepare.columns import Column, Kind
 from recspec.data.prepare.declared import (
+    PER_SECOND,
     DeclaredColumn,
     Invalid,
     check_time_format,

@@ -34,7 +34,7 @@ from recspec.data.prepare.backend import Backend, count_rows, fetch, figures
 from recspec.data.prepare.tables import counts_by
 
 FittedColumn = tuple[Encoder, Vocabulary | None]
-Kind = Literal["category", "number", "list", "hash", "bucket", "cross", "vector", "text"]
+Kind = Literal["category", "number", "list", "hash", "bucket", "cross", "vector", "text", "clock"]
 SKEWED = 1.5  # skewness from which a number's logarithm may be scaled in its place; an exponential distribution has 2
 WIDEST = 4.0  # deviations that the range of a limited number takes at most
 VALUES_AT_ONCE = 1 << 20  # raw values that are held to fit columns in memory

@@ -63,6 +63,7 @@ def with_points(rows: RawRows, as_written: Collection[str]) -> RawRows:
         tests[name, "rest"] = (text != "") & ~number & ~is_missing_marker(text)
     found = rows.count_where(tests)
     changed: dict[str, Values] = {}
+    told: list[str] = []
     for name in names:
         commas, points, rest = (found[name, what] for what in ("commas", "points", "rest"))
         if rest and name not in declared:
@@ -80,7 +81,10 @@ def with_points(rows: RawRows, as_written: Collection[str]) -> RawRows:
         if commas:
             is_number = text.re_search(COMMA) | text.re_search(GROUPED)
             changed[name] = ibis.ifelse(is_number, text.replace(".", "").replace(",", "."), table[name])
-            rows.notes.changed.append(f"'{name}': {how_many(commas, 'number')} with a decimal comma, read with a point")
+            told.append(f"'{name}' ({commas:,})")
+    if told:
+        where = Path(rows.where).name
+        rows.notes.changed.append(f"{where}: numbers with a decimal comma, read with a point: {', '.join(told)}")
     rows.settle()
     return replace(rows, raw=table.mutate(**changed)) if changed else rows
 

@@ -146,8 +146,6 @@ class AutoSearch(Search):
                 self.spec, self.out, self.minutes, self.metric, self.models, self.seed, self.train, self.ranks
             )
         found, self.race = self.state, Race(self.state, self.minutes)
-        for name, why in found.left_out.items():
-            self.tell(f"left out: {name}: {candidates.main_reason(why)}")
         for warning in found.warnings:
             self.tell(f"warning: {warning}")
         if found.users is not None and found.users < found.size:

@@ -153,7 +153,7 @@ def suitable(
 
 
 def _nothing_to_train(what: str, left_out: Mapping[str, str]) -> SettingsError:
-    return SettingsError.of(what, [f"{name}: {main_reason(why)}" for name, why in left_out.items()])
+    return SettingsError.of(what, by_reason(left_out))
 
 
 def _common_metric(spec: FeatureSpec, plans: Mapping[str, TrainingPlan | FitPlan]) -> str:
@@ -200,6 +200,16 @@ def problems_of(error: Exception) -> str:
 def main_reason(why: str) -> str:
     """The first problem in one line, without advice."""
     return why.partition("\n")[0].partition("; ")[0]
+
+
+def by_reason(left_out: Mapping[str, str]) -> list[str]:
+    """A line for each main reason, which begins with the models that share it."""
+    named: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        first, _, rest = main_reason(why).partition(" ")
+        is_own = first.lower() == name.replace("_", "")  # the name or the class of the model, which the line has
+        named.setdefault(rest if is_own or first == name else f"{first} {rest}", []).append(name)
+    return [f"{', '.join(names)}: {why}" for why, names in named.items()]
 
 
 def variants(

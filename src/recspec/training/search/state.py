@@ -527,6 +527,9 @@ def what_more_buys(state: State, winner: Line) -> str:
             fresh.append(line.name)
         elif line.hope is None:
             unknown_yet.append(line.name)
+        elif line.is_fitted:  # what other settings bring is not known from those that were tried
+            if line is winner or winner.best - line.best < line.hope:
+                said.append(f"{line.name} has settings left to try")
         elif line is winner:
             said.append(f"{line.name} may still gain {line.hope:.2g}")
         elif winner.best - line.best < line.hope:
