@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from scripts.write_tables import for_site  # sphinx runs in the repository's root
+from sphinx.pycode import ModuleAnalyzer
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -46,6 +47,9 @@ html_show_sphinx = False
 def setup(app: Sphinx) -> None:
     """Read notebooks as pages, add what the code knows, and let pages link to documents of the repository's root."""
     app.connect("source-read", _as_a_page)
+    train = ModuleAnalyzer.for_module("recspec.api.training")
+    train.analyze()
+    train.overloads.clear()  # they are for type checkers, and hide the parameters
 
 
 def _as_a_page(app: Sphinx, name: str, source: list[str]) -> None:
