@@ -21,6 +21,7 @@ from recspec.data.prepare import (
     days_without_clock,
     doubtful_times,
     fetch,
+    likely_positive,
     returns,
     stand_ins,
     unused_columns,
@@ -124,7 +125,7 @@ def _if_label(name: str, held: Values | None) -> str:
         return f"{other}, or go on without them by {spelt}"
     numbers = _numbers(held)
     if len(present) == 2 or not numbers:
-        return assigned(label=name, positive=min(present, key=lambda value: (held[value], value)))
+        return assigned(label=name, positive=likely_positive({value: held[value] for value in present}))
     high = next(number for number in numbers if number >= numbers[0] + 0.75 * (numbers[-1] - numbers[0]))
     return assigned(label=name, positive_from=f"{high:g}")
 

@@ -32,6 +32,7 @@ from recspec.data.prepare import (
     fetch,
     figures,
     label_outcomes,
+    likely_positive,
     looks_like_time,
 )
 from recspec.datasets.table_checks import assigned, codes_among, is_label, label_values, misfit
@@ -212,9 +213,8 @@ class ColumnRoleInference:
             held = Counter(str(value).strip() for value in values.to_pylist() if value is not None)
             if len(held) != 2 or pa.types.is_nested(values.type):
                 continue
-            rarer = min(held, key=held.__getitem__)
             is_plain = {LABELS.get(value.lower()) for value in held} == {0, 1}
-            return assigned(label=name) if is_plain else assigned(label=name, positive=rarer)
+            return assigned(label=name) if is_plain else assigned(label=name, positive=likely_positive(held))
         return "--set label=COLUMN, with --set positive=WORD or --set positive_from=NUMBER unless it holds 0 and 1"
 
     def _find_time(self) -> None:

@@ -94,6 +94,7 @@ from recspec.data.prepare.raw_rows import (
     RowsBy,
     Weighting,
     is_missing_marker,
+    likely_positive,
     number_of,
 )
 from recspec.data.prepare.raw_table import CODE_NAME, Roles, typed
@@ -139,7 +140,7 @@ __all__ = [
     "columns_of", "columns_schema", "count_rows", "count_where", "counts_by", "days_without_clock",
     "declared_columns", "doubtful_times", "fetch", "figure", "figures", "find_raw_files",
     "fingerprint", "first_left_out", "gather", "interactions", "is_dated", "is_missing_marker", "keep_earliest",
-    "label_outcomes", "leave_one_out", "left_join", "limit_bytes", "lines_of", "load_columns", "looks_like_time",
+    "label_outcomes", "leave_one_out", "left_join", "likely_positive", "limit_bytes", "lines_of", "load_columns", "looks_like_time",
     "named_files", "nearest_file", "note_doubtful_time", "note_untimed", "number_of", "plain", "prepared",
     "read_header", "returns", "shuffled", "silent", "splits", "splits_by_name", "stage", "stand_ins", "time_range",
     "typed", "unused_columns", "unused_splits", "unused_types", "with_splits",
