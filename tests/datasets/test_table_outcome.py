@@ -138,7 +138,7 @@ DEFECTS = {
     "baskets in a text": Defect(baskets(";"), ("items hold ';' between parts", "write a row for each item")),
     "baskets in quotes": Defect(baskets(", "), ("items hold ','", "write a row for each item")),
     "points between thousands": Defect(
-        changed(clicks, price=drawn("950", "1.250", "2.500")), ("'price'", "such as '1.250'", "write numbers without them")
+        changed(clicks, price=drawn("950", "1.250", "2.500")), ("'price'", "as '1.250'", "write numbers without them")
     ),
     "ids of a spreadsheet": Defect(ids("1.{}E+12", "7{}"), ("20 items", "E+12', as spreadsheets shorten")),
     "a day beside an hour": Defect(
@@ -203,6 +203,9 @@ DEFECTS = {
     "a setting of interactions": Defect(clicks, ("'min_interactions' (5)", "label"), {"min_interactions": 5}),
     "a setting of labels": Defect(events, ("'min_count' (3)", "label"), {"min_count": 3}),
     "items ascend and no time": Defect(sorted_by_item, ("ascend", "steps", "timestamp=COLUMN")),
+    "a second label": Defect(changed(clicks, bought=drawn(0, 1, 0)), ("'bought' is named like", "other_labels=bought")),
+    "a column named like a path": Defect(changed(clicks, **{"../kind": drawn("a", "b")}), ("'../kind': its name",)),
+    "a column with a very long name": Defect(changed(clicks, **{"x" * 201: drawn(1, 2)}), ("of at most 200 bytes",)),
     "an outcome beside the label": Defect(outcome, ("'watched_s' (AUC 1.0000)", "context_features")),
     "a named outcome": Defect(outcome, ("'watched_s'", "AUC 1.0000"), {"context_features": ["watched_s", "size"]}),
     "quantities as times": Defect(

@@ -83,20 +83,19 @@ Values = Mapping[str, int]
 """The rows of each value of a column as text; "" for a missing one."""
 
 
-def label_values(rows: RawRows, name: str) -> Values | None:
+def label_values(table: Table, backend: Backend, name: str) -> Values | None:
     """The values of a column; None of lists, and of a column with many of them."""
-    table = rows.table
     if table[name].type().is_array():
         return None
     text = table[name].cast("string").strip().fill_null("")
     counted = table.group_by(_value=text).aggregate(_rows=table.count()).order_by("_value").limit(MOST_VALUES + 1)
-    found = fetch(rows.backend, counted).to_pylist()
+    found = fetch(backend, counted).to_pylist()
     return {each["_value"]: each["_rows"] for each in found} if len(found) <= MOST_VALUES else None
 
 
-def is_label(held: Values | None, settings: Settings) -> bool:
+def is_label(held: Values | None, settings: Settings | None = None) -> bool:
     """Whether values are 0 and 1 in some spelling, or settings say which of them are 1."""
-    if settings.positive is not None or settings.positive_from is not None:
+    if settings is not None and (settings.positive is not None or settings.positive_from is not None):
         return True
     return {LABELS.get(value.lower()) for value in held or () if value} == {0, 1}
 

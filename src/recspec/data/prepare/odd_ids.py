@@ -72,7 +72,7 @@ def _spelled(role: str, ids: pa.Array) -> Iterator[str]:
 
 
 def _lists(role: str, ids: pa.Array) -> Iterator[str]:
-    """A warning about ids that are lists, as of a basket's items: their parts stand at the first place and behind it."""
+    """A warning about ids that are lists, as of a basket: their parts stand at the first place and behind it."""
     for mark in MARKS if len(ids) >= FEWEST_IDS and not pa.types.is_integer(ids.type) else ():
         held = ids.filter(pc.match_substring(ids, mark))
         if len(held) * 2 < len(ids):

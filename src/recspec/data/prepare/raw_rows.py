@@ -333,7 +333,8 @@ def _label(
     likely = f"positive={likely_positive(words) if 0 < len(words) <= MOST_WORDS else 'TEXT'}"
     expected = "expected 0 or 1, true or false, yes or no"
     if may_be_made:
-        expected += f"; --set positive_from=NUMBER makes a 1 of this number and more, --set {shlex.quote(likely)} of this text"
+        of_text = f"--set {shlex.quote(likely)} of this text"
+        expected += f"; --set positive_from=NUMBER makes a 1 of this number and more, {of_text}"
     if not values.type().is_string():
         rows.refuse(values.isnull() | ~values.isin([0, 1]), name, expected, ", the label")
         return values.cast("int64")
