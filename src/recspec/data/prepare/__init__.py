@@ -126,10 +126,11 @@ from recspec.data.prepare.text_files import (
     read_header,
 )
 from recspec.data.prepare.text_layout import check_encoding
-from recspec.data.prepare.times import looks_like_time, note_doubtful_time, note_untimed
+from recspec.data.prepare.times import EVENT_SECONDS, looks_like_time, note_doubtful_time, note_untimed
 
 __all__ = [
-    "AS_IN_FILE", "CODE_NAME", "CUTS", "DESCRIBES", "EARLIER", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP",
+    "AS_IN_FILE", "CODE_NAME", "CUTS", "DESCRIBES", "EARLIER", "ENGINES", "EVENT_SECONDS", "EVENT_WEIGHT", "FILE_SPLIT",
+    "GROUP",
     "HELDOUT_USERS", "HOW", "IS_TARGET", "ITEM", "LABEL", "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES",
     "SECONDS", "SEEN", "SERIES", "SHOWN", "SPLIT", "SPLITS", "SPLIT_BEFORE", "SPLIT_WORDS", "TARGET", "TIMESTAMP",
     "USER", "WEIGHT", "WINDOW", "Backend", "Before", "Catalogue", "Cleaned", "Column", "ColumnRole", "ColumnType",
