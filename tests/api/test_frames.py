@@ -139,6 +139,12 @@ def test_what_is_no_frame_is_refused_in_one_sentence(frame: object, said: str) -
     assert len(str(caught.value)) < 700
 
 
+def test_periods_of_pandas_are_refused_for_their_numbers_are_no_times() -> None:
+    frame = pd.DataFrame({"day": pd.period_range("2024-01", periods=3, freq="D")})
+    with pytest.raises(DataError, match=r"column 'day' holds periods of pandas \(D\); make them times with"):
+        frames.to_table(frame)
+
+
 def test_an_unknown_kind_gets_the_nearest_known_one() -> None:
     with pytest.raises(SettingsError, match=r"unknown kind of frame 'panda' \(did you mean 'pandas'\?\)"):
         frames.chosen_kind("panda")

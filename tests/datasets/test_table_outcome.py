@@ -115,6 +115,17 @@ def ids(form: str, other: str) -> Callable[[Generator], Columns]:
     return changed(events, item_id=lambda _: [(form, other)[n % 2].format(n // 2 % 20) for n in range(NUM_ROWS)])
 
 
+def baskets(mark: str) -> Callable[[Generator], Columns]:
+    """Two to four items a row."""
+    return changed(
+        events,
+        item_id=lambda rng: [
+            '"' + mark.join(f"i{each}" for each in rng.choice(30, rng.integers(2, 5), replace=False)) + '"'
+            for _ in range(NUM_ROWS)
+        ],
+    )
+
+
 DEFECTS = {
     "a user who is nobody": Defect(with_nobody, ("user '-1'", "no other one over", '{type: text, missing: ["-1"]}')),
     "a header among the rows": Defect(header_again, ("the header stands among the rows again", "line 92")),
@@ -122,6 +133,13 @@ DEFECTS = {
     "ids with blanks": Defect(ids("{}", "{} "), ("20 of 40 items", "blanks around them")),
     "ids with zeros": Defect(ids("{}", "000{}"), ("20 of 40 items differ", "leading zeros")),
     "ids with a fraction": Defect(ids("{}.0", "1{}.0"), ("'item_id'", "with a fraction", "types={item_id: integer}")),
+    "ids in two codings": Defect(ids("caf\u00e9{}", "cafe\u0301{}"), ("20 of 40 items differ", "accents' coding")),
+    "ids with letters that nobody sees": Defect(ids("{}", "{}\u200b"), ("20 of 40 items differ", "invisible letters")),
+    "baskets in a text": Defect(baskets(";"), ("items hold ';' between parts", "write a row for each item")),
+    "baskets in quotes": Defect(baskets(", "), ("items hold ','", "write a row for each item")),
+    "points between thousands": Defect(
+        changed(clicks, price=drawn("950", "1.250", "2.500")), ("'price'", "as '1.250'", "write numbers without them")
+    ),
     "ids of a spreadsheet": Defect(ids("1.{}E+12", "7{}"), ("20 items", "E+12', as spreadsheets shorten")),
     "a day beside an hour": Defect(
         changed(
@@ -166,9 +184,10 @@ DEFECTS = {
         {"label": "label"},
     ),
     "a label of 1 and 2": Defect(changed(events, click=drawn(1, 2)), ("'click'", "label=click", "positive=")),
-    "a label of -1 and 1": Defect(changed(events, click=drawn(-1, 1)), ("'click'", "label=click", "positive=")),
+    "a label of -1 and 1": Defect(changed(events, click=drawn(-1, 1, 1)), ("label=click --set positive=1;",)),
     "stars under label": Defect(changed(events, label=drawn(1, 2, 3, 4, 5)), ("rating=label", "positive_from=4")),
     "a label of words": Defect(changed(events, label=drawn("good", "bad", "bad")), ("'good'", "positive=good")),
+    "a label of German words": Defect(changed(events, clicked=drawn("ja", "ja", "nein")), ("positive=ja;",)),
     "a label of ones and nothing": Defect(changed(events, clicked=drawn("1", "", "")), ("'clicked'", "holds none")),
     "a third of the rows gone": Defect(changed(rated, rating=drawn(1, 2, 3, 4, 5)), ("of 240 rows", "are left out")),
     "a value that spans lines": Defect(spanning, ("'title'", "1 value", "quote=null")),
@@ -184,6 +203,9 @@ DEFECTS = {
     "a setting of interactions": Defect(clicks, ("'min_interactions' (5)", "label"), {"min_interactions": 5}),
     "a setting of labels": Defect(events, ("'min_count' (3)", "label"), {"min_count": 3}),
     "items ascend and no time": Defect(sorted_by_item, ("ascend", "steps", "timestamp=COLUMN")),
+    "a second label": Defect(changed(clicks, bought=drawn(0, 1, 0)), ("'bought' is named like", "other_labels=bought")),
+    "a column named like a path": Defect(changed(clicks, **{"../kind": drawn("a", "b")}), ("'../kind': its name",)),
+    "a column with a very long name": Defect(changed(clicks, **{"x" * 201: drawn(1, 2)}), ("of at most 200 bytes",)),
     "an outcome beside the label": Defect(outcome, ("'watched_s' (AUC 1.0000)", "context_features")),
     "a named outcome": Defect(outcome, ("'watched_s'", "AUC 1.0000"), {"context_features": ["watched_s", "size"]}),
     "quantities as times": Defect(

@@ -527,6 +527,7 @@ def test_settings_of_interactions_say_what_to_do_for_labelled_rows(tmp_path: Pat
         ("a,y\n1,0\n2,1\n3,1\n", "'1, 0'. If rows are interactions: --set user=COLUMN --set item=COLUMN; if a"),
         ("y,a\n<=50K,1\n>50K,2\n<=50K,3\n", "predicted: --set label=y --set 'positive=>50K'"),
         ("a b,y\n1,yes\n2,no\n3,\n", "predicted: --set label=y"),
+        ("user,y\na,ja\nb,nein\nc,ja\n", "predicted: --set label=y --set positive=ja"),
         ("user,y\na,it\nb,it's\nc,it\n", "predicted: --set label=y --set 'positive=it'\"'\"'s'"),
         ("user,y\na,1\n", "there is no label; found 'user', 'y'; the first row is 'a, 1'. If rows are inter"),
         ("a\n1\n2\n3\n", "predicted: --set label=COLUMN, with --set positive=WORD or --set positive_from=NUMBER"),

@@ -205,6 +205,7 @@ def test_no_line_is_given_where_none_rises_or_for_a_handful_of_rows(scores: list
     assert fit_line(np.array(scores * 50), np.array(labels * 50, dtype=bool)) is None
     assert fit_line(np.arange(18.0), np.arange(18) > 8) is None
     assert fit_line(np.arange(20.0), np.arange(20) > 9) is not None
+    assert fit_line(np.arange(20, dtype=np.float32) * 1e25, np.arange(20) > 9) is not None
 
 
 def test_a_line_through_separated_scores_is_finite() -> None:

@@ -226,3 +226,9 @@ def test_errors_of_the_machine_are_told_from_mistakes_of_ours() -> None:
     assert of_the_machine(wrapped) == "No space left on device"
     for ours in (ValueError("odd"), TypeError("a bug"), KeyError("x"), AssertionError()):
         assert of_the_machine(ours) is None
+
+
+def test_a_full_disk_is_told_with_the_file_that_is_written(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="space") as caught, outputs.whole_file(tmp_path / "a.csv"):
+        raise OSError(28, "No space left on device")
+    assert of_the_machine(caught.value) == f"{tmp_path / 'a.csv'}: No space left on device"

@@ -151,7 +151,7 @@ def test_rows_without_a_probability_are_counted(
 ) -> None:
     monkeypatch.setattr(answer_files, "ROWS", 2)  # counts are of all blocks
     answers = iter([np.array([0.5, np.nan], np.float32), np.array([np.inf], np.float32)])
-    monkeypatch.setattr(predictor, "predict_batch", lambda *_: {predictor.column: next(answers)})
+    monkeypatch.setattr(predictor, "predict_batch", lambda *_, **__: {predictor.column: next(answers)})
     (tmp_path / "rows.csv").write_text("user_id,item_id\nu1,100\nu1,101\nu1,102\n")
     why = "the model gives no finite number; a value is too large, or the model is damaged"
     notes = predict_file(predictor, tmp_path / "rows.csv", tmp_path / "out.csv").notes()

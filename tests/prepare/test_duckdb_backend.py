@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -306,6 +307,9 @@ def test_memory_that_runs_out_is_said(tmp_path: Path) -> None:
         numbers = backend.read_parquet([tmp_path / "a.parquet"])
         with pytest.raises(SettingsError, match=r"^--memory-limit of 20 MB is too little for these tables .*; give"):
             backend.stage(numbers.order_by([numbers["value"] % 1013, "value"]))
+    of_the_system = duckdb.OutOfMemoryException("Out of Memory Error: Failed to allocate block (bad allocation)")
+    told = r"^the system gives this process less than --memory-limit of 20 MB .*; give less$"
+    assert re.search(told, str(duckdb_backend._resource_error(of_the_system, 20_000_000)))
 
 
 def test_an_error_in_the_middle_of_a_result_is_said_as_one_at_its_start(tmp_path: Path) -> None:

@@ -368,6 +368,8 @@ def test_a_first_line_that_differs_from_all_others_is_blamed(tmp_path: Path) -> 
     text = "user_id,item_id\n" + "1,2,3\n" * 20
     with pytest.raises(DataError, match="line 1: has 2 columns, and the 9 lines behind it have 3 separated by ','"):
         read(written(tmp_path, "a.csv", text))
+    with pytest.raises(DataError, match="line 1: '# from a shop' looks like a comment; leave such lines out"):
+        read(written(tmp_path, "b.csv", "# from a shop\n# in May\nuser_id,item_id\n" + "1,2\n" * 20))
 
 
 def test_texts_that_may_be_lists_are_told(tmp_path: Path) -> None:

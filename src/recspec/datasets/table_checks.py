@@ -21,6 +21,7 @@ from recspec.data.prepare import (
     days_without_clock,
     doubtful_times,
     fetch,
+    likely_positive,
     returns,
     stand_ins,
     unused_columns,
@@ -82,20 +83,19 @@ Values = Mapping[str, int]
 """The rows of each value of a column as text; "" for a missing one."""
 
 
-def label_values(rows: RawRows, name: str) -> Values | None:
+def label_values(table: Table, backend: Backend, name: str) -> Values | None:
     """The values of a column; None of lists, and of a column with many of them."""
-    table = rows.table
     if table[name].type().is_array():
         return None
     text = table[name].cast("string").strip().fill_null("")
     counted = table.group_by(_value=text).aggregate(_rows=table.count()).order_by("_value").limit(MOST_VALUES + 1)
-    found = fetch(rows.backend, counted).to_pylist()
+    found = fetch(backend, counted).to_pylist()
     return {each["_value"]: each["_rows"] for each in found} if len(found) <= MOST_VALUES else None
 
 
-def is_label(held: Values | None, settings: Settings) -> bool:
+def is_label(held: Values | None, settings: Settings | None = None) -> bool:
     """Whether values are 0 and 1 in some spelling, or settings say which of them are 1."""
-    if settings.positive is not None or settings.positive_from is not None:
+    if settings is not None and (settings.positive is not None or settings.positive_from is not None):
         return True
     return {LABELS.get(value.lower()) for value in held or () if value} == {0, 1}
 
@@ -124,7 +124,7 @@ def _if_label(name: str, held: Values | None) -> str:
         return f"{other}, or go on without them by {spelt}"
     numbers = _numbers(held)
     if len(present) == 2 or not numbers:
-        return assigned(label=name, positive=min(present, key=lambda value: (held[value], value)))
+        return assigned(label=name, positive=likely_positive({value: held[value] for value in present}))
     high = next(number for number in numbers if number >= numbers[0] + 0.75 * (numbers[-1] - numbers[0]))
     return assigned(label=name, positive_from=f"{high:g}")
 

@@ -15,7 +15,7 @@ from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
-from recspec.base.errors import DataError, SettingsError, listed, nearest, unknown
+from recspec.base.errors import DataError, SettingsError, listed, nearest, shortened, unknown
 from recspec.data.encoding import BucketEncoder, ClockEncoder, raw_values, renumbered, vectors_of
 from recspec.data.prepare import (
     EVENT_WEIGHT,
@@ -52,6 +52,7 @@ OURS = (ROW, FILE_SPLIT, WEIGHT, SEEN, IS_TARGET, SPLIT_BEFORE)  # columns of ro
 CONTENT, MIXED = "__first_row__", "__mixed__"  # the first row with the same values; a random order
 RESERVED = (ROW, USER, ITEM, LABEL, GROUP, SERIES, TIMESTAMP, EVENT_WEIGHT, SPLIT, CONTENT, MIXED)
 """Names of features with a fixed meaning."""
+LONGEST_NAME = 200  # bytes of UTF-8; file systems take 255, of which the name of an unfinished file needs some
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,9 @@ def _places(tables: Tables, problems: list[str]) -> list[_Place]:
             if asked in OUTPUTS:
                 instead = f"rename the column, or leave it out by setting '{role}_features'"
                 problems.append(f"{role} feature '{asked}': an output of every model has this name; {instead}")
+            if len(asked.encode()) > LONGEST_NAME or not {"", ".", ".."}.isdisjoint(asked.split("/")):
+                expected = f"expected one of at most {LONGEST_NAME} bytes, without '..' or empty parts between slashes"
+                problems.append(f"{role} feature '{shortened(asked)}': its name is that of a file; {expected}")
             plain = asked.removesuffix(f"_{role}")
             in_file = asked in of_file
             if not in_file and asked not in columns:

@@ -32,6 +32,7 @@ from recspec.base.files import PathError, confined, special
 from recspec.data.encoding import TRUTH, Encoders
 from recspec.data.prepare import (
     DESCRIBES,
+    EVENT_SECONDS,
     FILE_SPLIT,
     HOW,
     IS_TARGET,
@@ -350,7 +351,10 @@ def _new_rows(
         times = time_range(backend, known.rows.select(**{TIMESTAMP: known.rows[settings.timestamp]}))
         expected = f"seconds since 1970, as the dataset's times are, {times['first']} to {times['last']}"
         time = str(settings.timestamp)
-        checks.append((time, ~table[time].between(*SECONDS), expected))
+        latest = (
+            SECONDS[1] if figure(backend, known.rows, known.rows[time].max()) > EVENT_SECONDS[1] else EVENT_SECONDS[1]
+        )
+        checks.append((time, ~table[time].between(SECONDS[0], latest), expected))
     values = {
         name: _conformed(rows, table[column], kinds[column], lists.get(column), column == settings.timestamp, checks)
         for name, column in held.items()

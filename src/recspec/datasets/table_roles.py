@@ -32,7 +32,9 @@ from recspec.data.prepare import (
     fetch,
     figures,
     label_outcomes,
+    likely_positive,
     looks_like_time,
+    named_like,
 )
 from recspec.datasets.table_checks import assigned, codes_among, is_label, label_values, misfit
 from recspec.datasets.table_features import Tables
@@ -148,7 +150,8 @@ class ColumnRoleInference:
             return
         free = [name for name in self.columns if name not in self._named]
         barred = self._bars_label(free)
-        held = {name: label_values(self.rows, name) for name in columns_of("label", free)} if not barred else {}
+        rows, alike = self.rows, columns_of("label", free) if not barred else ()
+        held = {name: label_values(rows.table, rows.backend, name) for name in alike}
         name = next((name for name, values in held.items() if is_label(values, settings)), None)
         if name is not None:
             values = listed(value for value in held[name] or () if value)
@@ -212,9 +215,8 @@ class ColumnRoleInference:
             held = Counter(str(value).strip() for value in values.to_pylist() if value is not None)
             if len(held) != 2 or pa.types.is_nested(values.type):
                 continue
-            rarer = min(held, key=held.__getitem__)
             is_plain = {LABELS.get(value.lower()) for value in held} == {0, 1}
-            return assigned(label=name) if is_plain else assigned(label=name, positive=rarer)
+            return assigned(label=name) if is_plain else assigned(label=name, positive=likely_positive(held))
         return "--set label=COLUMN, with --set positive=WORD or --set positive_from=NUMBER unless it holds 0 and 1"
 
     def _find_time(self) -> None:
@@ -490,6 +492,13 @@ def _without_outcomes(tables: Tables, names: list[str], total: int) -> list[str]
                 f"{each}; context_features=[...] takes columns by name"
             )
         names, judged = ([name for name in each if name not in found] for each in (names, judged))
+    notes.warnings += [
+        f"'{shortened(name)}' is named like a label, and is a feature: if it is known only after '{settings.label}', "
+        f"leave it out by naming the other features (context_features=[...]), or --set other_labels={name} predicts "
+        "it too"
+        for name in named_like("label", judged)
+        if is_label(label_values(rows, backend, name))
+    ]
     return names
 
 

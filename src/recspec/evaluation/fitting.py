@@ -439,11 +439,12 @@ def fit_line(scores: Scores, labels: NDArray[np.bool_], weight: float = 1.0) -> 
     Returns None, too, for fewer than `FEWEST_OF_A_CLASS` rows of a class. A negative row has the `weight`. A slight
     penalty on the slope keeps it finite where scores separate the labels.
     """
+    scores = scores.astype(np.float64)  # the square of a large float32 is infinite
     spread = float(scores.std()) if len(scores) else 0.0
     if not spread or min(labels.sum(), (~labels).sum()) < FEWEST_OF_A_CLASS:
         return None
     middle = float(scores.mean())
-    inputs = np.column_stack([(scores - middle) / spread, np.ones(len(scores))]).astype(np.float64)
+    inputs = np.column_stack([(scores - middle) / spread, np.ones(len(scores))])
     weights = np.where(labels, 1.0, weight)
     penalty = np.diag([1e-4 * weights.sum(), 0.0])
     line = np.zeros(2)

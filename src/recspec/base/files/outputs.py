@@ -113,6 +113,9 @@ def whole_file(out: Path) -> Iterator[Path]:
         try:
             yield temporary
             temporary.replace(out)
+        except OSError as error:  # a full disk, of which the call that writes names no file
+            error.filename = error.filename or str(out)
+            raise
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)

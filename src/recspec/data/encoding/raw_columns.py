@@ -127,6 +127,8 @@ def _decoded(array: pa.Array) -> pa.Array:
     if isinstance(kind, pa.BaseExtensionType):
         if kind.extension_name == "arrow.opaque":
             raise DataError(f"holds {kind}; cast it to text or to a number")
+        if kind.extension_name == "pandas.period":  # whose numbers count its own unit
+            raise DataError(f"holds periods of pandas ({kind.freq}); make them times with .dt.to_timestamp()")
         return _decoded(array.storage)
     if types.is_dictionary(kind):  # a cast of the whole fails for dictionaries of views, as polars makes them
         return _decoded(array.dictionary).take(array.indices)

@@ -67,6 +67,7 @@ from recspec.data.prepare.outcome import (
     days_without_clock,
     doubtful_times,
     label_outcomes,
+    named_like,
     returns,
     stand_ins,
     unused_columns,
@@ -93,6 +94,7 @@ from recspec.data.prepare.raw_rows import (
     RowsBy,
     Weighting,
     is_missing_marker,
+    likely_positive,
     number_of,
 )
 from recspec.data.prepare.raw_table import CODE_NAME, Roles, typed
@@ -123,4 +125,4 @@ from recspec.data.prepare.text_files import (
     read_header,
 )
 from recspec.data.prepare.text_layout import check_encoding
-from recspec.data.prepare.times import looks_like_time, note_doubtful_time, note_untimed
+from recspec.data.prepare.times import EVENT_SECONDS, looks_like_time, note_doubtful_time, note_untimed

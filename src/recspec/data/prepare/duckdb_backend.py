@@ -472,6 +472,8 @@ def _resource_error(error: Exception, memory_limit: int | None) -> RecspecError:
     said = str(error).split("\n")[0]
     if isinstance(error, duckdb.OutOfMemoryException):
         given = f" of {memory_limit / 1e6:,.0f} MB" if memory_limit else ""
+        if "bad allocation" in said:
+            return SettingsError(f"the system gives this process less than --memory-limit{given} ({said}); give less")
         return SettingsError(f"--memory-limit{given} is too little for these tables ({said}); give more")
     return DataError(f"reading or writing files failed: {said}")
 

@@ -19,14 +19,17 @@ SHORTENED = r"^[0-9](\.[0-9]+)?[eE]\+[0-9]{2,}$"
 """Long numbers as spreadsheets save them: `1.23457E+12`."""
 SHARE, TIMES_THE_NEXT = 0.05, 4  # of the train rows that one user has; and that the user with the next most has
 FEWEST_IDS, FEWEST_ROWS = 10, 20  # fewer are a trial, not a dataset
-HOW = "in case, blanks, leading zeros or a fraction of 0"
+HOW = "in case, blanks, accents' coding, invisible letters, leading zeros or a fraction of 0"
+INVISIBLE = r"[\x{00AD}\x{200B}-\x{200F}\x{2060}\x{FEFF}]"
+MARKS = ";|,"  # between ids in a text
 
 
 def alike(ids: pa.Array, first: int = 0) -> list[tuple[str, str]]:
     """The ids from place `first` on that are spelled like an earlier one but for `HOW`, each with that one."""
     if pa.types.is_integer(ids.type):
         return []
-    key = pc.replace_substring_regex(pc.utf8_lower(pc.utf8_trim_whitespace(ids)), r"^0*([0-9]+)(\.0+)?$", r"\1")
+    seen = pc.replace_substring_regex(pc.utf8_normalize(ids, "NFKC"), INVISIBLE, "")
+    key = pc.replace_substring_regex(pc.utf8_lower(pc.utf8_trim_whitespace(seen)), r"^0*([0-9]+)(\.0+)?$", r"\1")
     _, earliest, codes = np.unique(
         key.dictionary_encode().indices.to_numpy(zero_copy_only=False), return_index=True, return_inverse=True
     )
@@ -45,6 +48,7 @@ def odd_ids(spec: FeatureSpec) -> Iterator[str]:
             continue
         ids = Vocabulary.load(path).values
         yield from _spelled(role, ids)
+        yield from _lists(role, ids)
         if role == "user":
             yield from _nobody(spec, str(name), ids)
 
@@ -64,6 +68,24 @@ def _spelled(role: str, ids: pa.Array) -> Iterator[str]:
                 f"{how_many(len(found), role)} {'is' if len(found) == 1 else 'are'} written like "
                 f"'{shortened(found[0].as_py())}', as spreadsheets shorten long numbers, so different {role}s may have "
                 "become one: take the ids from where they come from, as text"
+            )
+
+
+def _lists(role: str, ids: pa.Array) -> Iterator[str]:
+    """A warning about ids that are lists, as of a basket: their parts stand at the first place and behind it."""
+    for mark in MARKS if len(ids) >= FEWEST_IDS and not pa.types.is_integer(ids.type) else ():
+        held = ids.filter(pc.match_substring(ids, mark))
+        if len(held) * 2 < len(ids):
+            continue
+        parts = pc.split_pattern(held, mark)
+        each = pc.utf8_trim(parts.flatten(), " []\"'")
+        is_first = np.isin(np.arange(len(each)), parts.offsets.to_numpy())
+        first, others = pc.unique(each.filter(is_first)), pc.unique(each.filter(~is_first))
+        if pc.sum(pc.is_in(first, others)).as_py() * 2 >= len(first):
+            yield (
+                f"{len(held):,} of {len(ids):,} {role}s hold '{mark}' between parts that other {role}s hold too, such "
+                f"as '{shortened(held[0].as_py())}': if they are lists, write a row for each {role}, as explode() of "
+                "pandas does"
             )
 
 

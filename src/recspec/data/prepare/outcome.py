@@ -113,8 +113,7 @@ def unused_columns(backend: Backend, rows: Table, unused: Collection[str], roles
     """Warnings about columns that are named like one of the `roles`, which no column has, and are not used."""
     told = []
     for role in roles:
-        alike = [name for name in unused if re.fullmatch(LIKE[role], plain(name))]
-        for name in dict.fromkeys([*columns_of(role, unused), *alike]):
+        for name in named_like(role, unused):
             text = rows[name].cast("string")
             found = figures(backend, rows, {"rows": text.count(), "kinds": text.nunique(), "one": text.min()})
             told.append(
@@ -123,6 +122,12 @@ def unused_columns(backend: Backend, rows: Table, unused: Collection[str], roles
                 f"'{shortened(str(found['one']))}'; --set {role}={name} uses it, --set {role}=null leaves it unused"
             )
     return told
+
+
+def named_like(role: ColumnRole, names: Collection[str]) -> list[str]:
+    """The columns with a usual name for a role, or one like it."""
+    alike = [name for name in names if re.fullmatch(LIKE[role], plain(name))]
+    return [*dict.fromkeys([*columns_of(role, names), *alike])]
 
 
 def _few_values(backend: Backend, rows: Table, name: str) -> list[str]:

@@ -293,6 +293,13 @@ LABELS = {
     **dict.fromkeys(("0", "0.0", "false", "f", "no", "n"), 0),
 }
 """Spellings of a label, in any case."""
+NO = {*(word for word, value in LABELS.items() if not value), "-1", "-1.0", "off", "nein", "non", "bad", "negative"}
+
+
+def likely_positive(rows: Mapping[str, int]) -> str:
+    """The value that label 1 likely has, of values and their numbers of rows: the rarest that is no word for no."""
+    others = [value for value in rows if value.lower() not in NO]
+    return shortened(min(others or rows, key=lambda value: (rows[value], value)))
 
 
 def _label(
@@ -322,11 +329,12 @@ def _label(
     counted = counted.filter(counted["word"].notnull()).order_by("rows", "word")
     if not values.type().is_string():  # of numbers, only the few are shown
         counted = counted.limit(MOST_WORDS + 1)
-    words = fetch(rows.backend, counted).column("word").to_pylist()
-    rarest = shlex.quote(f"positive={words[0]}") if 0 < len(words) <= MOST_WORDS else "positive=TEXT"
+    words = {each["word"]: each["rows"] for each in fetch(rows.backend, counted).to_pylist()}
+    likely = f"positive={likely_positive(words) if 0 < len(words) <= MOST_WORDS else 'TEXT'}"
     expected = "expected 0 or 1, true or false, yes or no"
     if may_be_made:
-        expected += f"; --set positive_from=NUMBER makes a 1 of this number and more, --set {rarest} of this text"
+        of_text = f"--set {shlex.quote(likely)} of this text"
+        expected += f"; --set positive_from=NUMBER makes a 1 of this number and more, {of_text}"
     if not values.type().is_string():
         rows.refuse(values.isnull() | ~values.isin([0, 1]), name, expected, ", the label")
         return values.cast("int64")

@@ -194,6 +194,7 @@ CODE_NAME = re.compile(
 """Names of columns whose digits tell things apart: `city_id`, `countryCode`."""
 VECTOR = r"^\[\s*[-+.0-9][-+.0-9eE]*([\s,;]+[-+.0-9][-+.0-9eE]*)+\s*\]$"
 """Lists of two or more numbers in brackets, such as `[0.5, -1.25]`."""
+MAYBE_GROUPED = r"^[+-]?([0-9]{1,3}|[1-9][0-9]{0,2}\.[0-9]{3})$"
 JOINED = r"^[^|^;]+([|^][^|^;]+|;[^|^; ][^|^;]*)+$"
 """Several values in one text, as FuxiCTR, MovieLens and others write lists: `12^7^99`, `Drama|War`, `red;blue`."""
 INVALID = "__invalid__"  # where a row holds an invalid value, for the moment of a query
@@ -443,8 +444,21 @@ class _Typing:
             note_markers(self.rows, name, seen.markers)
         whole = seen.plain == seen.numbers
         self._infer("whole numbers" if whole else "numbers", name)
+        if seen.plain and not whole and self.rows.reading.decimal == ".":
+            self._warn_of_thousands(name, text)
         number = number_of(text, "int64" if whole else "float64")
         return finite(self.rows, name, number) if seen.large else number
+
+    def _warn_of_thousands(self, name: str, text: StringValue) -> None:
+        """Warn of numbers such as 950 and 1.250, whose points may group thousands."""
+        rows = self.rows.table.filter(text.re_search(NUMBER))
+        if count_rows(self.rows.backend, rows.filter(~text.re_search(MAYBE_GROUPED)).limit(1)):
+            return
+        one = fetch(self.rows.backend, rows.filter(text.contains(".")).select(_one=text).order_by("_one").limit(1))
+        self.rows.notes.warnings.append(
+            f"'{shortened(name)}': every number is below 1,000 or has three digits behind a point, such as "
+            f"'{one[0][0].as_py()}': if points group thousands, write numbers without them"
+        )
 
     def _refuse_text(self, name: str, seen: _Seen) -> None:
         text = self.rows.table[name].strip()

@@ -402,6 +402,9 @@ def _odd_first_line(file: TextFile) -> str:
     """The problem of a first line that has other columns than all lines behind it, or nothing."""
     with _stream(file) as stream:
         rows = list(islice(numbered_records(file, stream), PROBLEMS_SHOWN))
+    if rows and rows[0][1][0].startswith("#"):
+        comment = shortened(file.separator.join(rows[0][1]))
+        return f"line {rows[0][0]:,}: {comment!r} looks like a comment; leave such lines out, as grep -v '^#' does"
     widths = {len(values) for _, values in rows[1:]}
     if len(rows) < PROBLEMS_SHOWN or len(widths) != 1 or len(rows[0][1]) in widths:
         return ""

@@ -36,7 +36,7 @@ ZONE = rf" ?(Z|z|UTC|GMT|{OFFSET})"
 UNZONED = f"{DATE}{CLOCK}?$"
 ZONED = f"{DATE}{CLOCK}{ZONE}$"
 GLANCED = 1_000  # rows read to find a time column or a format
-EVENTS = (1e8, 3e9)  # seconds since 1970 between which events happen: March 1973 to January 2065
+EVENT_SECONDS = (1e8, 3e9)  # seconds since 1970 between which events happen: March 1973 to January 2065
 
 
 @dataclass
@@ -309,7 +309,7 @@ def seconds_of(rows: RawRows, name: str) -> Values:
     known, declared, times = len(rows.problems), rows.reading.types.get(name), Times(rows, name)
     found = times.seconds()
     least, most = times.range
-    is_near = least is not None and most is not None and EVENTS[0] <= least and most <= EVENTS[1]
+    is_near = least is not None and most is not None and EVENT_SECONDS[0] <= least and most <= EVENT_SECONDS[1]
     is_checked = rows.reading.settable and (declared is None or declared.type == "time")
     if is_checked and not is_near and len(rows.problems) == known:
         _refuse_few_far(rows, name, found)
@@ -320,7 +320,7 @@ def _refuse_few_far(rows: RawRows, name: str, seconds: Values) -> None:
     """Refuse the few times that lie far from all others: years such as 1900 and 9999, 0, or another unit."""
     read = rows.table.select(_seconds=seconds)  # once, and not in each of the tests
     units = {
-        unit: read._seconds.between(EVENTS[0] * per_second, EVENTS[1] * per_second)
+        unit: read._seconds.between(EVENT_SECONDS[0] * per_second, EVENT_SECONDS[1] * per_second)
         for unit, per_second in PER_SECOND.items()
         if per_second > 1
     }
@@ -340,7 +340,7 @@ def _refuse_few_far(rows: RawRows, name: str, seconds: Values) -> None:
 
 
 def _is_far(seconds: Values) -> BooleanValue:
-    return (seconds < EVENTS[0]) | (seconds > EVENTS[1])
+    return (seconds < EVENT_SECONDS[0]) | (seconds > EVENT_SECONDS[1])
 
 
 def _likely(source: RawRows, text: StringValue) -> tuple[list[str], str]:
