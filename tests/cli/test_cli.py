@@ -583,7 +583,7 @@ def test_bench_train_says_where_the_time_of_a_step_goes(run: Cli, data: FeatureS
 
 
 def test_every_command_of_the_demo_can_be_copied(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "write_shop", partial(write_shop, num_customers=150, num_products=60, num_visits=900))
+    monkeypatch.setattr(datasets, "write_shop", partial(write_shop, num_customers=50, num_products=30, num_visits=350))
     monkeypatch.setattr(demo, "MODELS", "popularity,markov")  # fitted in one go, so that the search ends by itself
     monkeypatch.chdir(tmp_path)
     status, printed, said = run("demo", "--minutes", "5")
@@ -612,8 +612,8 @@ def test_every_command_of_the_demo_can_be_copied(run: Cli, tmp_path: Path, monke
 
 
 def test_the_demo_takes_real_files(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "MODELS", "popularity,markov")
-    write_movielens_like(tmp_path / "raw", num_users=150, num_items=100, num_ratings=4000)
+    monkeypatch.setattr(demo, "MODELS", "popularity")
+    write_movielens_like(tmp_path / "raw", num_users=50, num_items=40, num_ratings=900)
     status, printed, said = run("demo", "--raw", tmp_path / "raw", "--out", tmp_path / "demo", "--minutes", "5")
     assert status == 0, said
     assert "recspec prepare movielens" in said

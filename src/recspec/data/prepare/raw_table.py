@@ -445,20 +445,9 @@ class _Typing:
         whole = seen.plain == seen.numbers
         self._infer("whole numbers" if whole else "numbers", name)
         if seen.plain and not whole and self.rows.reading.decimal == ".":
-            self._warn_of_thousands(name, text)
+            _warn_of_thousands(self.rows, name, text)
         number = number_of(text, "int64" if whole else "float64")
         return finite(self.rows, name, number) if seen.large else number
-
-    def _warn_of_thousands(self, name: str, text: StringValue) -> None:
-        """Warn of numbers such as 950 and 1.250, whose points may group thousands."""
-        rows = self.rows.table.filter(text.re_search(NUMBER))
-        if count_rows(self.rows.backend, rows.filter(~text.re_search(MAYBE_GROUPED)).limit(1)):
-            return
-        one = fetch(self.rows.backend, rows.filter(text.contains(".")).select(_one=text).order_by("_one").limit(1))
-        self.rows.notes.warnings.append(
-            f"'{shortened(name)}': every number is below 1,000 or has three digits behind a point, such as "
-            f"'{one[0][0].as_py()}': if points group thousands, write numbers without them"
-        )
 
     def _refuse_text(self, name: str, seen: _Seen) -> None:
         text = self.rows.table[name].strip()
@@ -572,6 +561,18 @@ class _Typing:
                 if why == "decimals":
                     leave_out = f"; --set 'types={{{name}: integer}}' reads them without it"
                 told.append(note + (leave_out if told is notes.warnings and self.rows.reading.settable else ""))
+
+
+def _warn_of_thousands(rows: RawRows, name: str, text: StringValue) -> None:
+    """Warn of numbers such as 950 and 1.250, whose points may group thousands."""
+    numbers = rows.table.filter(text.re_search(NUMBER))
+    if count_rows(rows.backend, numbers.filter(~text.re_search(MAYBE_GROUPED)).limit(1)):
+        return
+    one = fetch(rows.backend, numbers.filter(text.contains(".")).select(_one=text).order_by("_one").limit(1))
+    rows.notes.warnings.append(
+        f"'{shortened(name)}': every number is below 1,000 or has three digits behind a point, such as "
+        f"'{one[0][0].as_py()}': if points group thousands, write numbers without them"
+    )
 
 
 def _repeats_header(table: Table, names: Sequence[str]) -> BooleanValue:
