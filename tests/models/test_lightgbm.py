@@ -215,7 +215,7 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
 
 
 GIVEN = LightGbmSettings(
-    target_means="pairs", max_categories=4000, feature_share=1.0, num_leaves=7, max_cat_threshold=32
+    target_means="pairs", max_categories=4000, feature_share=1.0, num_leaves=7, max_cat_threshold=32, min_rows=20, l2=0
 )
 
 
@@ -236,6 +236,27 @@ def test_a_fit_with_valid_among_its_rows_keeps_the_number_of_trees(clicks: Featu
     assert both.value == alone.value
     weights = both.model.state_dict()
     assert not torch.equal(alone.model.state_dict()["means"], weights["means"])
+
+
+def test_the_choice_begins_with_plain_settings_and_takes_the_best(clicks: FeatureSpec) -> None:
+    found = BoostedFit(LightGbm, clicks, LightGbmSettings(), valid="valid").run()
+    defaults = vars(LightGbmSettings())
+    names = {*LightGbm.searched()} - {"trees"}
+    assert found.tried[0].settings == {name: defaults[name] for name in names}
+    assert found.value == min(each.value for each in found.tried)
+    given = LightGbmSettings(target_means="none", num_leaves=7)
+    tried = [each.settings for each in BoostedFit(LightGbm, clicks, given, valid="valid").run().tried]
+    assert all({*each} == names - {"target_means", "num_leaves"} for each in tried)
+    assert len(tried) == len({tuple(each.items()) for each in tried})
+
+
+def test_smaller_steps_wait_for_more_rounds(clicks: FeatureSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+    usual = lightgbm.early_stopping
+    monkeypatch.setattr(lightgbm, "early_stopping", lambda rounds, **how: asked.append(rounds) or usual(rounds, **how))
+    for rate in (0.05, 0.1, 1.0):
+        BoostedFit(LightGbm, clicks, GIVEN.model_copy(update={"learning_rate": rate}), valid="valid").run()
+    assert asked == [50, 25, 10]
 
 
 def test_no_time_left_ends_the_choice_after_one_fit(clicks: FeatureSpec) -> None:

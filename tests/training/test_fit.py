@@ -79,6 +79,7 @@ def test_a_fit_leaves_a_bundle_whose_card_says_how_it_was_chosen(
     assert card.trained["tried"] == [{name: each[of] for name, of in names.items()} for each in tried]
     assert tried == [] or [each for each in tried if each["best"]][-1]["settings"].items() <= card.settings.items()  # type: ignore[attr-defined]
     assert card.trained["stopped"] == result.stopped == "fitted"
+    assert 0 <= float(str(card.trained["seconds_of_best"])) <= float(str(card.trained["seconds"]))
     assert set(card.train) <= set(MODELS[name].reads)  # type: ignore[attr-defined]
     protocol, _, metric = str(card.trained["valid_metric"]).partition("/")
     assert card.metrics[protocol][metric] == last["best"]

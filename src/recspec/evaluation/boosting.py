@@ -45,20 +45,26 @@ from recspec.models import Ids, LightGbm, LightGbmSettings, Scores, on_meta_devi
 
 MOST_VALUES = 1 << 26  # of the matrix, 4 bytes each: 1.6 million rows of 40 columns
 
-PATIENCE = 50  # rounds without a lower log loss on the rows held out
+PATIENCE = 2.5  # sum of the learning rates of rounds without a lower log loss on the rows held out: 25 rounds at .1
 MOST_ROUNDS = 3000
 ROUNDS_UNJUDGED = 100  # LightGBM's default, for rows too few to hold any out
 
-GRID: Mapping[str, Sequence[object]] = {
-    "target_means": ("none", "columns", "pairs"),
-    "max_categories": (4000, 0),
-    "feature_share": (1.0, 0.3),
-    "num_leaves": (31, 7, 127),
-    "max_cat_threshold": (32, 8),
-}
-"""Values compared, one setting after the other, each with the best of those before. docs/decisions.md has what each one
-gives."""
-OF_IDS = ("target_means", "max_categories", "max_cat_threshold")
+COMPARED = LightGbm.searched()[:-1]
+PORTFOLIO: Sequence[Combination] = tuple(
+    dict(zip(COMPARED, values, strict=True))
+    for values in (
+        ("none", 4000, 32, 1.0, 31, 20, 0.0),
+        ("pairs", 4000, 16, 0.4, 63, 100, 0.0),
+        ("columns", 0, 32, 0.6, 31, 50, 30.0),
+        ("pairs", 100, 8, 0.3, 7, 100, 10.0),
+        ("columns", 500, 8, 0.3, 63, 100, 30.0),
+        ("none", 500, 16, 0.6, 7, 50, 0.0),
+        ("columns", 100, 32, 0.3, 127, 20, 0.0),
+    )
+)
+"""Combinations compared: first the model's defaults, then of 60 random ones each that which mends most of what those
+before leave, over fifteen tables. docs/decisions.md has what each one gives."""
+OF_IDS = COMPARED[:3]
 """Settings that are compared only if there is a scalar feature of ids."""
 
 FOLDS = 5
@@ -105,47 +111,48 @@ class BoostedFit:
         judged = best.model
         assert isinstance(judged, LightGbm)
         if not valid or before != splits:
-            model, _ = TreeRows(self, splits, None).grow(judged.settings)
-            best = replace(best, model=model, judged=judged)
+            model, _, booster = TreeRows(self, splits, None).grow(judged.settings)
+            best = replace(best, model=with_trees(model, booster), judged=judged)
         assert isinstance(best.model, LightGbm)
         return replace(best, importance=by_column(self.spec, best.model.gains()))
 
     def _choose(self, rows: TreeRows) -> Fitted:
-        """The best settings of `GRID`, without those given, one after the other."""
+        """The best combination of `PORTFOLIO`, but for the settings given."""
         task = None
         if rows.valid:
             task = EvaluationTask(self.spec, rows.valid, [self.metric.partition("/")[0]], EvaluateSettings())
 
-        def attempt(combination: Combination) -> tuple[float, Fitted]:
-            model, logits = rows.grow(self.settings.model_copy(update=dict(combination)))  # type: ignore[arg-type]
+        def attempt(combination: Combination) -> tuple[float, tuple[Fitted, Any]]:
+            settings = self.settings.model_copy(update=dict(combination))
+            model, logits, booster = rows.grow(settings)  # type: ignore[arg-type]
             if task is None:
                 value = metrics.log_loss(logits, rows.held.labels) if rows.judges else 0.0
-                return value, Fitted(model, num_pairs=rows.num_rows)
-            scores = scores_of(model, task)
+                return value, (Fitted(model, num_pairs=rows.num_rows), booster)
             if len(logits) == len(task.rows.labels):
                 scores = SplitScores(task, lambda: logits, partial(ModelRanker, model, task))
+            else:
+                scores = scores_of(with_trees(model, booster), task)
             found = run_protocols(scores)
             value = metric_value(found.metrics, self.metric)
-            return value, Fitted(model, (), self.metric, value, found.metrics, found, "its own loss", rows.num_rows)
+            own = Fitted(model, (), self.metric, value, found.metrics, found, "its own loss", rows.num_rows)
+            return value, (own, booster)
 
-        lower, tried = task is None or is_lower_better(self.metric), tuple[Tried, ...]()
-        free = [name for name in GRID if rows.judges and name not in self.settings.model_fields_set]
-        free = [name for name in free if self.model_of({}).ids or name not in OF_IDS]
-        best: Fitted | None = None
-        start = {name: GRID[name][0] for name in free}
-        for name in free or [""]:
-            others = [{**start, name: value} for value in GRID[name]] if name else [{}]
-            known = None
-            if best is not None:
-                known = next(each for each in reversed(tried) if each.best), best
-                others = others[1:]
-            told: Callable[[Tried], None] = self.on_tried if task is not None else lambda _: None
-            best, more = choose(
-                others, attempt, lower=lower, may_be=lambda _: False, on_tried=told, enough=self.enough, start=known
-            )
-            tried += more
-            start = dict(next(each for each in reversed(tried) if each.best).settings)
-        assert best is not None
+        free = [name for name in COMPARED if rows.judges and name not in self.settings.model_fields_set]
+        free = [name for name in free if rows.plain.ids or name not in OF_IDS]
+        grid = list[Combination]()
+        for each in PORTFOLIO:
+            own = {name: each[name] for name in free}
+            grid += [own] if own not in grid else []
+        told: Callable[[Tried], None] = self.on_tried if task is not None else lambda _: None
+        (best, booster), tried = choose(
+            grid,
+            attempt,
+            lower=task is None or is_lower_better(self.metric),
+            may_be=lambda _: False,
+            on_tried=told,
+            enough=self.enough,
+        )
+        with_trees(best.model, booster)  # type: ignore[arg-type]
         return replace(best, tried=tried if task is not None else ())
 
     def model_of(self, settings: Mapping[str, object]) -> LightGbm:
@@ -192,6 +199,7 @@ class TreeRows:
         self.facts |= {"rows": self.num_rows, "of_rows": of_rows}
         self.rate = float(self.grown.labels.mean())
         self._pairs: tuple[list[tuple[int, int]], list[Ids], list[Ids]] | None = None
+        self._kept_means: dict[str, list[tuple[Part, list[NDArray[np.float32]]]]] = {}
 
     def _codes(self, splits: Sequence[str]) -> torch.Tensor:
         """The code of each id, feature after feature: from 1 for the most frequent, 0 for the others and for crosses.
@@ -226,11 +234,15 @@ class TreeRows:
         )
         return kept, held
 
-    def grow(self, settings: LightGbmSettings) -> tuple[LightGbm, Scores]:
-        """The model with these settings, its number of trees among them, and its logits of the rows held out."""
+    def grow(self, settings: LightGbmSettings) -> tuple[LightGbm, Scores, Any]:
+        """The model with these settings, its logits of the rows held out, and LightGBM's booster, for `with_trees`."""
         lightgbm = require_extra("lightgbm", "baselines")
         model = self._encoder(settings)
-        grown, held = (np.concatenate([part.matrix, *means], axis=1) for part, means in self._means(model))
+        if settings.target_means not in self._kept_means:
+            self._kept_means[settings.target_means] = [*self._means(model)]
+        grown, held = (
+            np.concatenate([part.matrix, *means], axis=1) for part, means in self._kept_means[settings.target_means]
+        )
         first = sum(self.plain.widths)
         of_ids = slice(first, first + len(self.plain.ids))
         for matrix in (grown, held):
@@ -256,14 +268,14 @@ class TreeRows:
             data,
             num_boost_round=settings.trees or (MOST_ROUNDS if judged else ROUNDS_UNJUDGED),
             valid_sets=[data.create_valid(held, self.held.labels)] if judged else [],
-            callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False)] if judged else [],
+            callbacks=[lightgbm.early_stopping(max(10, round(PATIENCE / settings.learning_rate)), verbose=False)]
+            if judged
+            else [],
         )
         best = booster.best_iteration or booster.current_iteration()
-        told = booster.dump_model(num_iteration=best)["tree_info"]
         model.settings = settings.model_copy(update={"trees": best})
-        model.fill([each["tree_structure"] for each in told])
         logits = booster.predict(held, raw_score=True, num_iteration=best) if len(held) else np.zeros(0)
-        return model.eval(), np.asarray(logits)
+        return model.eval(), np.asarray(logits), booster
 
     # --- means of the label ---
 
@@ -335,6 +347,13 @@ class TreeRows:
         return metrics.log_loss(np.log(means / (1 - means)), self.grown.labels)
 
 
+def with_trees(model: LightGbm, booster: Any) -> LightGbm:
+    """The model, filled with the trees; that takes a quarter of the time of growing them."""
+    told = booster.dump_model(num_iteration=model.settings.trees)["tree_info"]
+    model.fill([each["tree_structure"] for each in told])
+    return model
+
+
 def _as_ids(keys: Ids) -> tuple[Ids, int]:
     """Keys as ids from 0, and the number of ids."""
     own, ids = np.unique(keys, return_inverse=True)
@@ -388,7 +407,7 @@ def boosted_trees(spec: FeatureSpec, splits: Sequence[str], *, most_values: int 
     """`LightGbm` with 31 leaves and without means of the label, stopped on a tenth of the rows."""
     if not spec.inputs():
         raise DataError(f"{spec.folder}: holds no feature that a model may read")
-    settings = LightGbmSettings(target_means="none", max_categories=4000, feature_share=1.0, num_leaves=31)
+    settings = LightGbmSettings(**dict(PORTFOLIO[0]))
     fit = BoostedFit(LightGbm, spec, settings, splits, most_values=most_values)
     model = fit.run().model
     assert isinstance(model, LightGbm)

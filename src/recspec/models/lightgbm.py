@@ -56,9 +56,9 @@ class LightGbmSettings(config.Settings):
     trees: int | None = Field(
         None, ge=1, le=20_000, description="number of trees; null: until the log loss of valid stops falling"
     )
-    learning_rate: float = Field(0.05, gt=0, le=1, description="factor of each tree's values")
-    min_rows: int = Field(20, ge=1, description="fewest training rows of a leaf")
-    l2: float = Field(0.0, ge=0, description="L2 penalty of the values of leaves")
+    learning_rate: float = Field(0.1, gt=0, le=1, description="factor of each tree's values")
+    min_rows: int = Field(20, ge=1, description="fewest training rows of a leaf; by default chosen on valid")
+    l2: float = Field(0.0, ge=0, description="L2 penalty of the values of leaves; by default chosen on valid")
     feature_share: float = Field(
         1.0,
         gt=0,
@@ -181,7 +181,8 @@ class LightGbm(FittedRowModel):
 
     @classmethod
     def searched(cls) -> tuple[str, ...]:
-        return ("target_means", "max_categories", "feature_share", "num_leaves", "max_cat_threshold", "trees")
+        names = ("target_means", "max_categories", "max_cat_threshold", "feature_share", "num_leaves", "min_rows", "l2")
+        return (*names, "trees")
 
     def __init__(self, spec: FeatureSpec, settings: LightGbmSettings, table_rows: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, table_rows)

@@ -508,7 +508,7 @@ def run_fit(
 def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], bool], baselines: bool) -> Result:
     log.begin(plan.notes, **plan.described())
     started = time.monotonic()
-    ends, cut = [started], False
+    ends, cut, of_best = [started], False, 0.0
 
     def late() -> bool:
         """Whether one more combination, as long as the last one, would end after the minutes."""
@@ -518,7 +518,9 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
         return cut
 
     def tell(tried: Tried) -> None:
+        nonlocal of_best
         ends.append(time.monotonic())
+        of_best = max(of_best, ends[-1] - ends[-2]) if tried.best else of_best
         told = {"value": tried.value, "best": tried.best, "is_level": tried.is_level}
         log.write("tried", settings=dict(tried.settings), metric=plan.metric.value, **told)
         if stop_requested():
@@ -548,7 +550,7 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
         log.write("note", message=f"{what}, {then}")
     if doubt := found.model.doubt():
         log.write("note", message=doubt)
-    card = _card(plan, found, seconds, calibration)
+    card = _card(plan, found, seconds, of_best or seconds, calibration)
     where = bundle.save(folder / run_folder.BUNDLE, found.model, card, seen=seen, events=events)
     speed = found.num_pairs / max(seconds, 1e-9)
     fitted = Result(where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings, metric=found.metric)
@@ -607,10 +609,11 @@ def _baselines(plan: FitPlan, fit: BoostedFit | ItemFit | RowFit, found: Fitted,
     return values_of(cheap_baselines(question, before, plan.model, seconds), found.metric)
 
 
-def _card(plan: FitPlan, found: Fitted, seconds: float, calibration: Calibration | None) -> Card:
+def _card(plan: FitPlan, found: Fitted, seconds: float, of_best: float, calibration: Calibration | None) -> Card:
     trained: dict[str, object] = {
         "epoch": 0,
         "seconds": round(seconds, 3),
+        "seconds_of_best": round(of_best, 3),
         "splits": list(plan.settings.train_splits),
         "stopped": "fitted",
         "device": "cpu",

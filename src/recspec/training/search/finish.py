@@ -261,8 +261,7 @@ def seconds_to_retrain(search: Search, line: Line) -> tuple[float, str]:
         return sum(seconds_to_retrain(search, search.state.line(name))[0] for name in members), ""
     if not line.is_fitted:
         return 1.5 * line.seconds * line.best_epoch / max(1.0, line.epoch), ""
-    tried = _card(search, line).trained.get("tried")
-    return line.seconds / max(1, len(tried) if isinstance(tried, Sequence) else 1), ""
+    return line.beside + float(str(_card(search, line).trained["seconds_of_best"])), ""
 
 
 def retrain_winner(search: Search, line: Line, ending: Ending, save: Callable[[], None]) -> None:
