@@ -377,8 +377,8 @@ class Journal:
     def recent_types(self, most: int = 10_000) -> dict[str, int]:
         """How many of the newest events are of each type."""
         newest = sa.select(event.c.type).order_by(event.c.seq.desc()).limit(most).subquery()
-        asked = sa.select(newest.c.type, sa.func.count().label("events")).group_by(newest.c.type).order_by(newest.c.type)
-        return {row.type: int(row.events) for row in self.rows(asked)}
+        asked = sa.select(newest.c.type, sa.func.count().label("events")).group_by(newest.c.type)
+        return {row.type: int(row.events) for row in self.rows(asked.order_by(newest.c.type))}
 
     def position_of(self, name: str) -> int:
         """How far a consumer has read; 0 before its first time."""
