@@ -10,7 +10,7 @@ import pytest
 
 from recspec.base.errors import DataError, SettingsError
 from recspec.base.spark_session import first_cause, master_problem, not_started, start_session
-from recspec.data.prepare.spark_backend import SparkBackend, _errors_of_spark, _step_failed
+from recspec.data.prepare.spark_backend import SparkBackend, _errors_of_spark, _step_failed, _uri
 
 JAVA = """\
 An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
@@ -157,3 +157,8 @@ def test_an_error_of_spark_in_a_step_is_one_line_and_one_of_ours_stays() -> None
         raise of_spark(MEMORY)
     with pytest.raises(ZeroDivisionError), _errors_of_spark(_step_failed):
         raise ZeroDivisionError
+
+
+def test_a_relative_folder_is_named_from_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _uri(Path("out%20") / "events.parquet") == f"file://{tmp_path}/out%20/events.parquet"

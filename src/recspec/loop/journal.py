@@ -343,10 +343,8 @@ class Journal:
     def recent_types(self, most: int = 10_000) -> dict[str, int]:
         """How many of the newest events are of each type."""
         newest = sa.select(event.c.type).order_by(event.c.seq.desc()).limit(most).subquery()
-        asked = (
-            sa.select(newest.c.type, sa.func.count().label("events")).group_by(newest.c.type).order_by(newest.c.type)
-        )
-        return {row.type: int(row.events) for row in self.rows(asked)}
+        asked = sa.select(newest.c.type, sa.func.count().label("events")).group_by(newest.c.type)
+        return {row.type: int(row.events) for row in self.rows(asked.order_by(newest.c.type))}
 
     def events(self, after: int = 0, until: int | None = None) -> Iterator[pa.RecordBatch]:
         """Events with after < seq <= until in the order of arrival, in blocks."""

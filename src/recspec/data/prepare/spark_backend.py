@@ -316,7 +316,7 @@ def _plain_names(columns: Sequence[str]) -> list[str]:
 
 def _uri(path: Path) -> str:
     """A URI that Spark takes literally, `%20` included, in the local file system."""
-    return f"file://{path}"
+    return f"file://{path.absolute()}"
 
 
 def _link_name(number: int, path: Path) -> str:
