@@ -311,8 +311,8 @@ def _plain_names(columns: Sequence[str]) -> list[str]:
 
 
 def _uri(path: Path) -> str:
-    """A URI that Spark takes literally, `%20` included, in the local file system."""
-    return f"file://{path}"
+    """A URI that Spark takes literally, `%20` included, in the local file system; it takes no relative one."""
+    return f"file://{path.absolute()}"
 
 
 def _link_name(number: int, path: Path) -> str:
