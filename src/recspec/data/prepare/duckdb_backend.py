@@ -186,8 +186,13 @@ class DuckDBBackend(Backend):
         own = row and len(paths) == 1 and FILE_ROW not in map(str.lower, schema)
         number = f"{FILE_ROW} AS {ROW}, " if own else f"row_number() OVER () - 1 AS {ROW}, " if row else ""
         scan = f"read_parquet([{files}], hive_partitioning=false, file_row_number={own})"
-        casts = ", ".join(_in_micros(quoted(column, '"'), zoned) for column, zoned in nanosecond_columns(paths[0]))
-        columns = f"*{f' EXCLUDE ({FILE_ROW})' if own else ''}{f' REPLACE ({casts})' if casts else ''}"
+        casts = [_in_micros(quoted(column, '"'), zoned) for column, zoned in nanosecond_columns(paths[0])]
+        if row:
+            # DuckDB 2.0 answers comparisons by a file's statistics, which leave out NaN; it has none of what TRY gives.
+            with_nan = (name for name, kind in ibis.schema(schema).items() if kind.is_floating() or kind.is_struct())
+            casts += [f"TRY({column}) AS {column}" for column in (quoted(name, '"') for name in with_nan)]
+        replaced = f" REPLACE ({', '.join(casts)})" if casts else ""
+        columns = f"*{f' EXCLUDE ({FILE_ROW})' if own else ''}{replaced}"
         self._connection.execute(f"CREATE TEMP VIEW {name} AS SELECT {number}{columns} FROM {scan}")
         self.files[name] = paths
         return ibis.table(schema, name=name)

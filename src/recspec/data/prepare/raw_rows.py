@@ -181,8 +181,7 @@ class RawRows:
         if kind.is_numeric():
             number = values.cast("int64" if kind.is_integer() else "float64")
             numbers = [float(text) for text in gone if re.fullmatch(r"-?[0-9]{1,19}", text)]
-            # As text, because DuckDB 2.0 evaluates isnan() by Parquet's statistics, which leave out NaN.
-            wrong = number.cast("string").lower() == "nan" if not kind.is_integer() else ibis.literal(False)
+            wrong = number.isnan() if not kind.is_integer() else ibis.literal(False)
             return ibis.ifelse(wrong | number.isin(numbers) if numbers else wrong, None, number)
         return values.cast("timestamp") if kind.is_date() else values
 

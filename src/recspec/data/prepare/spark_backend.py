@@ -315,7 +315,7 @@ def _plain_names(columns: Sequence[str]) -> list[str]:
 
 
 def _uri(path: Path) -> str:
-    """A URI that Spark takes literally, `%20` included, in the local file system."""
+    """A URI that Spark takes literally, `%20` included, in the local file system; it takes no relative one."""
     return f"file://{path.absolute()}"
 
 
