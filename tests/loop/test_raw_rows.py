@@ -11,7 +11,7 @@ import pytest
 
 from recspec.base.errors import DataError
 from recspec.datasets import DATASETS, RawEvents
-from recspec.loop.journal import EVENT_FIELDS, EXPOSURE_FIELDS
+from recspec.loop.journal import EVENT_FIELDS, exposure, fields_of
 from recspec.loop.raw_rows import Acts, check_exposures, check_times, rows_of_events, rows_of_exposures
 
 SECOND = 1_000_000
@@ -48,7 +48,7 @@ def exposures(*rows: dict[str, object]) -> list[pa.RecordBatch]:
         others = dict.fromkeys(("experiment", "variant", "seed", "propensities"))
         named = {"model": "shop", "version": "0:a", "policy": "{}", "history_seq": 0, "pool_size": 2}
         full.append({**others, **named, **of_journal, **each})
-    return [pa.RecordBatch.from_pylist(full, schema=EXPOSURE_FIELDS)]
+    return [pa.RecordBatch.from_pylist(full, schema=fields_of(exposure))]
 
 
 def test_events_are_rows_in_the_order_of_arrival_and_impressions_are_none() -> None:

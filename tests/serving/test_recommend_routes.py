@@ -28,7 +28,6 @@ from recspec.loop import (
     analyse,
     generator,
     interleave,
-    list_chances,
     now_us,
     read_outcomes,
 )
@@ -41,6 +40,7 @@ from recspec.serving.showing import Showing
 from recspec.training import TrainSettings, train
 from recspec.training.blend import blend_runs
 from tests.asking import Asked, asking, fits, sources, total
+from tests.made_up_lists import list_chances
 from tests.made_up_models import films_and_clicks, made_up_bundle
 
 USERS = [f"u{number}" for number in range(30)]
