@@ -15,6 +15,7 @@ from recspec.bundle import Card
 from recspec.bundle import folder as bundle
 from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
+from recspec.datasets.table_rows import event_rules
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import LiveEvents, Predictor
 from recspec.loop import Event, Histories, Journal
@@ -192,6 +193,11 @@ def test_labelled_rows_name_the_types_that_are_read(tmp_path: Path) -> None:
     rules = EventRules.of(spec)
     assert [rules.weight(kind, None) for kind in ("view", "cart", "purchase")] == [0.0, 1.0, 1.0]
     assert rules.is_seen("view")
+
+
+def test_the_words_of_another_label_name_no_types() -> None:
+    settings = DATASETS["table"].Settings.model_validate({"label": "liked", "positive": ["ja"], "event": "type"})
+    assert event_rules(settings, None, None) == {}  # else each event of a journal would weigh nothing
 
 
 def test_a_weight_halves_with_age(tmp_path: Path) -> None:

@@ -394,7 +394,8 @@ def event_rules(settings: Settings, least: float | None, decay: Decay | None) ->
         "weights": dict(settings.event_weights),
         "weighted": settings.weight is not None,
         "least": least if settings.label is None else settings.positive_from,
-        "read": None if settings.positive is None else list(settings.positive),
+        # The words of a label that is no type of an event, such as `clicked: yes`, name no type.
+        "read": list(settings.positive) if settings.positive and settings.event in (None, settings.label) else None,
         "seen": None if settings.seen_types is None else list(settings.seen_types),
         "decay": None if decay is None else {"half_life": decay.half_life, "end": decay.end},
     }
