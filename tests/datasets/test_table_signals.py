@@ -109,7 +109,7 @@ def test_a_weight_that_is_none_is_named_with_its_line(value: str, tmp_path: Path
 def test_a_parquet_column_of_weights_may_not_be_text_lists_or_lack_values(tmp_path: Path) -> None:
     for values, told in (
         (pa.array([[1.0], [2.0]]), "holds array"),
-        (pa.array([float("nan"), -0.5]), "row 1 is 'nan', row 2 is '-0.5'"),
+        (pa.array([float("nan"), -0.5]), "row 1 is missing, row 2 is '-0.5'"),
     ):
         table = pa.table({"user_id": ["a", "b"], "item_id": ["x", "y"], "timestamp": [1, 2], "w": values})
         pq.write_table(table, tmp_path / "rows.parquet")

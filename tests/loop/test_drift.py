@@ -249,8 +249,8 @@ def test_the_window_is_of_the_time_of_events(ease: Predictor, base: FeatureSpec,
 
 def test_a_clock_that_was_set_back_hides_no_event(ease: Predictor, base: FeatureSpec, journal: Journal) -> None:
     since = NOW - 7 * DAY
-    journal.append(as_events(rows(300, 1), since + DAY))
-    journal.append(as_events(rows(100, 2), since - DAY // 2))
+    journal.store(as_events(rows(300, 1), since + DAY))
+    journal.store(as_events(rows(100, 2), since - DAY // 2))
     assert measured(ease, base, journal).events == 300
 
 

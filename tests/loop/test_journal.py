@@ -145,7 +145,7 @@ def test_a_clock_that_is_set_back_a_little_stands_still(url: str, monkeypatch: p
     with Journal(url) as journal:
         for number, seconds in enumerate((0, 60, 0, 1)):
             at(seconds)
-            journal.append(read_events([{"user": "ann", "item": number, "type": "view"}], now_us()).events)
+            journal.store(read_events([{"user": "ann", "item": number, "type": "view"}], now_us()).events)
         assert [row[2] for row in journal.history("ann", most=9)] == ["0", "1", "2", "3"]
 
 

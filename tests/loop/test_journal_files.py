@@ -183,7 +183,7 @@ def test_the_list_of_forgotten_people_moves_with_the_events(url: str, tmp_path: 
         found = api.journal_import(url, [path], forgotten=second, progress=False).found
     assert found.counts == {"accepted": 0, "duplicate": 1, "refused": 1}
     with Journal(url) as journal, Journal(first) as before:
-        assert journal.append([Event("e", "ann", "view", "2", None, 9, 9)]) == ["forgotten"]
+        assert journal.store([Event("e", "ann", "view", "2", None, 9, 9)]) == ["forgotten"]
         assert journal.forgotten_among(["ann", "bob"]) == {"ann"}
         assert journal.id != before.id, "its numbers of events are its own"
         journal.write(lambda connection: connection.execute(setting.update().values(value="x").where(of_others)))
