@@ -28,6 +28,7 @@ from recspec.training.search.search_space import OneOf, Range
 from recspec.training.search.study import Found
 from recspec.training.search.tune import Tuning
 from recspec.training.settings import TrainSettings
+from tests import made_up
 from tests.made_up_training import made_up_training
 
 VALUES = MappingProxyType(
@@ -324,6 +325,13 @@ def test_the_recipe_holds_what_was_chosen_and_trains_to_the_same_result(data: Fe
     protocol, _, metric = found.metric.partition("/")
     assert found.best is not None
     assert again.metrics[protocol][metric] == found.best.value
+
+
+def test_the_recipe_names_the_metric_that_valid_could_give(tmp_path: Path) -> None:
+    data = made_up.interactions(tmp_path / "data", num_users=60, num_items=8, num_rows=300)
+    values = {"settings": VALUES["settings"], "train": {"epochs": 1}}
+    found = a_search(data, tmp_path / "search", values=values, trials=1).run()
+    assert config.load_recipe(tmp_path / "search" / "best.yaml").train["metric"] == found.metric == "full/ndcg@5"
 
 
 def test_what_worked_elsewhere_is_tried_after_the_defaults(

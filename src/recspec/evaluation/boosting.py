@@ -63,7 +63,7 @@ PORTFOLIO: Sequence[Combination] = tuple(
     )
 )
 """Combinations compared: first the model's defaults, then of 60 random ones each that which mends most of what those
-before leave, over fifteen tables. docs/decisions.md has what each one gives."""
+before leave, over fifteen tables (docs/decisions.md)."""
 OF_IDS = COMPARED[:3]
 """Settings that are compared only if there is a scalar feature of ids."""
 

@@ -46,8 +46,8 @@ class LightGbmSettings(config.Settings):
         ge=0,
         le=65_536,
         description=(
-            "most frequent ids of a feature that trees tell apart; the others share one; 0: means alone; by default "
-            "chosen on valid"
+            "most frequent ids of a feature that trees tell apart, as far as LightGBM does, which joins those of the "
+            "rarest 1 % of rows; the others share one; 0: means alone; by default chosen on valid"
         ),
     )
     max_cat_threshold: int = Field(

@@ -434,6 +434,9 @@ class Tuning:
         # A recipe is complete: it holds what the plan chose for the data too.
         model_settings, train_settings = self._settings(best.settings)
         curves = {} if CURVES in self.fixed else {"tensorboard": TrainSettings.model_fields["tensorboard"].default}
+        train = train_settings.model_copy(update=curves).model_dump(mode="json", exclude_defaults=True)
+        if "metric" in train:  # a proposed one gives way where lists are too short for it; one of a recipe fails
+            train["metric"] = found.metric
         recipe = {
             "about": {
                 "dataset": self.spec.metadata.get("dataset") or self.spec.folder.name,
@@ -443,7 +446,7 @@ class Tuning:
             },
             "model": self.model,
             "settings": model_settings.model_dump(mode="json", exclude_defaults=True),
-            "train": train_settings.model_copy(update=curves).model_dump(mode="json", exclude_defaults=True),
+            "train": train,
         }
         config.write_recipe(self.out / RECIPE, recipe)
 
