@@ -316,10 +316,10 @@ def test_an_error_in_the_middle_of_a_result_is_said_as_one_at_its_start(tmp_path
     """Arrow gives errors of a query that has begun as texts, which name the kind of the error."""
     path = tmp_path / "raw.parquet"
     pq.write_table(pa.table({"value": range(1_000_000)}), path, compression="none", row_group_size=100_000)
-    with connect(folder=tmp_path / "work", threads=1, memory_limit="20MB") as backend:
+    with connect(folder=tmp_path / "work", threads=1, memory_limit="14MB") as backend:
         numbers = backend.read_parquet([path])
         taken = backend.batches(numbers.order_by([numbers["value"] % 1013, "value"]))
-        with pytest.raises(SettingsError, match=r"^--memory-limit of 20 MB is too little for these tables"):
+        with pytest.raises(SettingsError, match=r"^--memory-limit of 14 MB is too little for these tables"):
             list(taken)
     page = pq.ParquetFile(path).metadata.row_group(9).column(0).dictionary_page_offset
     assert page is not None
