@@ -64,6 +64,7 @@ def test_lists_are_measured_as_recommend_gives_them(shop: Mapping[str, Path]) ->
     assert "2 users unknown to the model" in view.sections[0].title
     assert "unknown to it, which no list can hold" in view.sections[0].title
     assert any(note.startswith("7 events left out, which are not after the newest one") for note in view.notes)
+    assert any(note.endswith(" of user and item left out, as the user has the item already") for note in view.notes)
 
 
 def test_the_baseline_is_what_unknown_users_get_without_what_a_user_has(shop: Mapping[str, Path]) -> None:
@@ -141,3 +142,20 @@ def test_files_that_tell_nothing_are_refused(shop: Mapping[str, Path], tmp_path:
         rs.evaluate(shop["ease"], shop["new.csv"], "valid", baselines=True, bootstrap=5)
     with pytest.raises(SettingsError, match="ks"):
         rs.evaluate(shop["ease"], shop["new.csv"], k=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("recommend", "run", "--exclude", "a", "--exclude=b"),
+            "'--exclude': given 2 times; give it once, with commas",
+        ),
+        (("evaluate", "run", "data", "--split", "valid", "--split", "test"), "'--split': given 2 times; give it once"),
+    ],
+)
+def test_an_option_whose_last_value_alone_would_count_is_given_once(
+    words: tuple[str, ...], told: str, run: Cli
+) -> None:
+    status, _, said = run(*words)
+    assert (status, told in " ".join(said.split())) == (2, True), said

@@ -57,6 +57,7 @@ def kept(text: str, table: pa.Table = SHOP) -> list[int]:
         ("price <= 50 and in_stock", [0]),
         ("in_stock", [0, 2, 4]),
         ("not in_stock", [1, 3]),
+        ("count", [0, 1, 4]),  # a stock of -1 is oversold
         ("in_stock == false", [1]),
         ("flag", [0, 2, 3]),
         ("flag = true", [0, 2, 3]),

@@ -14,8 +14,9 @@ import pytest
 
 import recspec
 from recspec.feature_spec import FeatureSpec
-from recspec.loop import Journal
+from recspec.loop import Experiment, Journal
 from recspec.serving.settings import Limits, RepositorySettings
+from recspec.serving.showing import Showing
 from tests.asking import Asked, asking, fits, sources, total
 from tests.made_up import interactions
 from tests.made_up_models import made_up_bundle
@@ -80,9 +81,21 @@ def test_a_type_that_no_model_reads_is_told(tmp_path: Path, caplog: pytest.LogCa
         answer = asked("POST", "/events", {"events": [{**GIVEN, "type": kind} for kind in kinds]}).data
         assert (answer["accepted"], answer["notes"]) == (5, [told])
         assert asked("POST", "/events", GIVEN).data["notes"] == []
-    with asking(sources(films=folder), settings=settings), caplog.at_level("WARNING", "recspec.serve"):
+    variants = [{"name": name, "share": 0.5, "model": "films"} for name in ("a", "b")]
+    metrics = [{"name": "bought", "event": "kauf"}]
+    showing = Showing(
+        experiments=(
+            Experiment.model_validate({"name": "x", "variants": variants, "metrics": metrics, "start": "2026-01-01"}),
+        )
+    )
+    with (
+        asking(sources(films=folder), settings=settings, showing=showing),
+        caplog.at_level("WARNING", "recspec.serve"),
+    ):
         pass
     assert f"the newest events of the journal: {told}" in caplog.messages
+    of_metrics = "metrics of the experiments: type 'kauf': no served model reads it; they read 'purchase', 'view'"
+    assert of_metrics in caplog.messages
 
 
 def test_a_request_without_a_single_good_event_is_refused(shop: Asked) -> None:

@@ -18,12 +18,15 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, Option, Typer
+from typer import Argument, BadParameter, Option, Typer
+from typer.core import TyperCommand
 
 from recspec import api
 from recspec.base.errors import SettingsError
@@ -148,7 +151,25 @@ def add_command(app: Typer, name: str, verb: Callable[..., Any], present: Presen
     command.__annotations__ = {each.name: each.annotation for each in shown}
     # An id may begin with a minus: what is no option of `similar` is an argument.
     of_ids = {"ignore_unknown_options": True} if name == "similar" else None
-    app.command(name, context_settings=of_ids)(command)
+    app.command(name, context_settings=of_ids, cls=OneValueEach)(command)
+
+
+class OneValueEach(TyperCommand):
+    """A command that refuses an option given twice, of which only the last value would count."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        single: dict[str, Any] = {
+            word: each for each in self.params if not getattr(each, "multiple", False) for word in each.opts
+        }
+        words = (word.partition("=")[0] for word in takewhile(lambda word: word != "--", args))
+        counts = Counter(single[word].name for word in words if word.startswith("-") and word in single)
+        for each in {each.name: each for each in single.values()}.values():
+            if counts[each.name] > 1:
+                several = (
+                    f", with commas between several: {each.opts[0]} {each.metavar}" if each.metavar == "A,B" else ""
+                )
+                raise BadParameter(f"given {counts[each.name]} times; give it once{several}", ctx=ctx, param=each)
+        return super().parse_args(ctx, args)
 
 
 def _parameters(verb: Callable[..., Any]) -> Iterator[inspect.Parameter]:

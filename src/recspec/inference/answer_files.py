@@ -499,7 +499,7 @@ def read_rows(path: Path) -> Iterator[pa.Table]:
             yield from _read_objects(path)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         is_text = path.suffix != ".parquet" and (isinstance(error, UnicodeDecodeError) or "invalid UTF8" in str(error))
-        remedy = "; expected utf-8: convert the file, such as by `iconv -t utf-8`" if is_text else ""
+        remedy = "; expected utf-8: convert the file, such as by `iconv -f cp1252 -t utf-8`" if is_text else ""
         raise DataError(f"{path}: can't be read as {path.suffix[1:]}: {error}{remedy}") from None
 
 

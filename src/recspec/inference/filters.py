@@ -573,7 +573,7 @@ def _truth(test: Test, column: TestedColumn) -> Mask:
     if _is_time(column.values.type):
         raise RequestError(f"column '{test.column}' holds times; compare it, as in `{_name(test)} > '2024-01-31'`")
     numbers = _numbers(test.column, column, None)
-    found: Mask = (numbers != 0) & (numbers == numbers)  # NaN of a text that spells a missing number
+    found: Mask = numbers > 0  # a stock below 0 is oversold
     return found
 
 

@@ -69,7 +69,7 @@ def evaluate_events(
     if raw.settings.label is not None:
         found = {name: _of_rows(each, rows, raw.settings.label) for name, each in runs.items()}
     else:
-        wanted = _targets(runs, rows, raw, file)
+        wanted = _targets(runs, rows, raw, file, notes)
         for number, (name, predictor) in enumerate(runs.items()):
             progress("recommend", number, len(runs))
             lists = Lists(predictor, wanted, max(ks or KS))
@@ -100,6 +100,8 @@ def _newest(rows: pa.Table, file: Path, datasets: Mapping[str, RawEvents], notes
         notes.append("the dataset has no times, so nothing tells whether the model has learned from these events")
         return rows
     kept = rows.filter(pc.fill_null(pc.greater(rows.column(time), max(newest)), False))
+    if min(newest) < max(newest):
+        notes.append("the runs have learned until different times; the later ones know more of what is measured")
     if left := len(rows) - len(kept):
         notes.append(f"{how_many(left, 'event')} left out, which are not after the newest one of the run's dataset")
     if not len(kept):
@@ -110,9 +112,13 @@ def _newest(rows: pa.Table, file: Path, datasets: Mapping[str, RawEvents], notes
     return kept
 
 
-def _targets(runs: Mapping[str, Predictor], rows: pa.Table, raw: RawEvents, file: Path) -> dict[Any, set[Any]]:
+def _targets(
+    runs: Mapping[str, Predictor], rows: pa.Table, raw: RawEvents, file: Path, notes: list[str]
+) -> dict[Any, set[Any]]:
     """Items of each user that are new to the user in every run."""
-    each_run = [targets_of(predictor, rows, raw) for predictor in runs.values()]
+    each_run = [
+        targets_of(predictor, rows, raw, notes if not at else None) for at, predictor in enumerate(runs.values())
+    ]
     first, *others = each_run
     both = {user: items.intersection(*(each.get(user, ()) for each in others)) for user, items in first.items()}
     found = {user: items for user, items in both.items() if items}
@@ -146,7 +152,7 @@ def losses_of(
     return labels, chances, -np.log(np.where(labels, chances, 1 - chances))
 
 
-def targets_of(after: Predictor, rows: pa.Table, raw: RawEvents) -> dict[Any, set[Any]]:
+def targets_of(after: Predictor, rows: pa.Table, raw: RawEvents, notes: list[str] | None = None) -> dict[Any, set[Any]]:
     """User -> new items in rows that count, of `target` where one is set, by raw ids; seen ones are in no list."""
     settings, items = raw.settings, defaultdict[Any, set[Any]](set)
     assert settings.user is not None
@@ -170,6 +176,8 @@ def targets_of(after: Predictor, rows: pa.Table, raw: RawEvents) -> dict[Any, se
         own = known.raw_ids("item", seen.of(number).numpy().astype(np.int64)).to_pylist() if number > 0 else ()
         if new := items[user].difference(own):
             found[user] = new
+    if notes is not None and (left := sum(map(len, items.values())) - sum(map(len, found.values()))):
+        notes.append(f"{how_many(left, 'pair')} of user and item left out, as the user has the item already")
     return found
 
 

@@ -11,6 +11,7 @@ A folder is rewritten beside its place and renamed, so a kill leaves the old or 
 
 from __future__ import annotations
 
+import codecs
 import csv
 import html
 import io
@@ -609,7 +610,11 @@ def _search(under: Path, person: str, names: set[str], done: Forgotten) -> Itera
 
 
 def _text(file: Path) -> str:
-    return file.read_bytes().decode("utf-8", errors="replace")
+    held = file.read_bytes()
+    try:
+        return held.decode("utf-16" if held.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8")
+    except UnicodeDecodeError:
+        return held.decode("cp1252", errors="replace")
 
 
 def _in_columns(file: Path, person: str, names: set[str]) -> bool:

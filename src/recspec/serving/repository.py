@@ -178,6 +178,9 @@ class Repository:
         if self.journal is not None:
             for note in self.notes_of_types(await asyncio.to_thread(self.journal.recent_types)):
                 log.warning("the newest events of the journal: %s", note)
+            metrics = {metric.event: 0 for each in self.ways.experiments for metric in each.metrics}
+            for note in self.notes_of_types(metrics):
+                log.warning("metrics of the experiments: %s", note.replace(" (0 events)", ""))
         if self.settings.watch:
             self._watch = asyncio.create_task(self._look_again())
         if self.journal is not None and self.measures_drift and self.settings.drift:
