@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from _pytest.mark import ParameterSet
 
+import recspec as rs
 from recspec.api.exporting import Exported
 from recspec.base.errors import BundleError, ExportError, SettingsError
 from recspec.bundle import find_export
@@ -778,3 +780,13 @@ def test_a_description_that_is_not_as_written_is_refused_by_file_and_field(
     with pytest.raises(BundleError) as caught:
         read_description(tmp_path)
     assert f"{file}: damaged: {told}" in str(caught.value)
+
+
+def test_trees_on_numbers_beside_their_buckets_are_exported(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = {"x": rng.normal(size=1000), "y": rng.normal(size=1000), "clicked": rng.integers(0, 2, 1000)}
+    data = rs.prepare(pa.table(rows), tmp_path / "data", label="clicked", progress=False)
+    assert {"x", "x_bucket"} <= {*data.spec.inputs()}
+    model = rs.train("lightgbm", data, tmp_path / "run", trees=2, progress=False)
+    model.export(tmp_path / "onnx")  # which compares it with the model
+    assert read_description(tmp_path / "onnx")["signature"]["form"] == "rows"

@@ -91,12 +91,16 @@ def is_clear(difference: float, standard_error: float) -> bool:
     return difference != 0 and abs(difference) >= SIGNIFICANT * standard_error
 
 
-def of_probabilities(found: Probabilities | None, split: str) -> list[ModelWarning]:
+CALIBRATE = "calibrate the model (train --resume --set train.calibration=temperature)"
+CALIBRATE_FITTED = "calibrate it (train --recipe RUN/recipe.yaml --set train.calibration=temperature, to a new folder)"
+"""Of a model that is fitted in one go, which `--resume` fits again."""
+
+
+def of_probabilities(found: Probabilities | None, split: str, calibrate: str = CALIBRATE) -> list[ModelWarning]:
     """Warnings about probabilities: worse than a constant in log loss, or not what comes true."""
     if found is None or found.rows < FEWEST_ROWS:
         return []
     warnings = []
-    calibrate = "calibrate the model (train --resume --set train.calibration=temperature)"
     worse_by = found.log_loss - found.log_loss_of_constant
     if worse_by > SIGNIFICANT * found.standard_error:
         rate = found.positives / found.rows

@@ -231,7 +231,7 @@ class LightGbm(FittedRowModel):
         """The matrix (B, C) in fp64: numbers, codes of ids, counts of lists, means of ids, means of pairs."""
         parts = list[Tensor]()
         if self.numbers:
-            numbers = side_by_side([batch[name] for name in self.numbers]).double()
+            numbers = side_by_side([batch[name].double() for name in self.numbers])  # ONNX joins no buckets with floats
             parts.append(torch.where(numbers.isnan(), 0.0, numbers))
         if self.ids:
             ids = torch.stack([batch[name].long() for name in self.ids], dim=1)

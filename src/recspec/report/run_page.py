@@ -403,7 +403,7 @@ def _judged_calibration(of: Mapping[str, Any]) -> tuple[str, str] | None:
     told += "rows."
     if error <= chance + 3 * spread:
         return f"The probabilities come true. {told}", "good"
-    mended = "`recspec train --resume --set train.calibration=temperature` mends that without changing any ranking."
+    mended = "`train.calibration=temperature` mends that without changing any ranking."
     return f"The probabilities are {of.get('lean')}. {told} {mended}", "bad"
 
 

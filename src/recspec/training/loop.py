@@ -586,7 +586,7 @@ def _with_calibration(plan: FitPlan, found: Fitted) -> tuple[Fitted, Calibration
         value = metric_value(evaluation.metrics, found.metric)
         found = replace(found, evaluation=evaluation, metrics=evaluation.metrics, value=value)
     assert found.evaluation is not None
-    told = warnings.of_probabilities(found.evaluation.probabilities, split)
+    told = warnings.of_probabilities(found.evaluation.probabilities, split, warnings.CALIBRATE_FITTED)
     return replace(found, warnings=(*told, *found.warnings)), calibration, notes
 
 
