@@ -152,6 +152,7 @@ def test_files_that_tell_nothing_are_refused(shop: Mapping[str, Path], tmp_path:
             "'--exclude': given 2 times; give it once, with commas",
         ),
         (("evaluate", "run", "data", "--split", "valid", "--split", "test"), "'--split': given 2 times; give it once"),
+        (("recommend", "run", "-k5", "-k", "10"), "given 2 times; give it once"),
     ],
 )
 def test_an_option_whose_last_value_alone_would_count_is_given_once(

@@ -271,7 +271,9 @@ def test_other_journals_are_named_and_none_is_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["utf-8", "cp1252", "utf-16"])
 def test_a_file_of_any_usual_encoding_that_holds_the_id_is_named(encoding: str, tmp_path: Path) -> None:
     (tmp_path / "kunden.csv").write_bytes("kunde;ort\nMüller;Köln\n".encode(encoding))
+    (tmp_path / "orte.csv").write_bytes("user_id;ort\n4711;Köln\n".encode(encoding))
     assert rs.forget("Müller", under=tmp_path).found.found == [tmp_path / "kunden.csv"]
+    assert forgetting._in_columns(tmp_path / "orte.csv", "4711", {"user_id"})
 
 
 def test_what_can_not_be_searched_is_refused(tmp_path: Path) -> None:

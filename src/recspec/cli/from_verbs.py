@@ -21,12 +21,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, BadParameter, Option, Typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 from recspec import api
 from recspec.base.errors import SettingsError
@@ -158,17 +157,11 @@ class OneValueEach(TyperCommand):
     """A command that refuses an option given twice, of which only the last value would count."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        single: dict[str, Any] = {
-            word: each for each in self.params if not getattr(each, "multiple", False) for word in each.opts
-        }
-        words = (word.partition("=")[0] for word in takewhile(lambda word: word != "--", args))
-        counts = Counter(single[word].name for word in words if word.startswith("-") and word in single)
-        for each in {each.name: each for each in single.values()}.values():
-            if counts[each.name] > 1:
-                several = (
-                    f", with commas between several: {each.opts[0]} {each.metavar}" if each.metavar == "A,B" else ""
-                )
-                raise BadParameter(f"given {counts[each.name]} times; give it once{several}", ctx=ctx, param=each)
+        _, _, given = self.make_parser(ctx).parse_args(args=[*args])  # an entry for each time
+        for each, times in Counter(given).items():
+            if times > 1 and isinstance(each, TyperOption) and not (each.multiple or each.is_flag):
+                several = f", with commas: {each.opts[0]} {each.metavar}" if each.metavar == "A,B" else ""
+                raise BadParameter(f"given {times} times; give it once{several}", ctx=ctx, param=each)
         return super().parse_args(ctx, args)
 
 

@@ -12,6 +12,7 @@ from recspec.inference.answer_files import (
     recommend_to_file,
     recommended,
     row_writer,
+    separator_of,
 )
 from recspec.inference.batch_jobs import Counts, How, predict_shards, recommend_shards
 from recspec.inference.batch_shards import SHARD_SIZE

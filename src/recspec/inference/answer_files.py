@@ -96,7 +96,7 @@ class Marks:
 
 def marks_of(predictor: Predictor, rows: Path) -> Marks:
     """The marks of a file of raw rows, with which its predictions are written; the usual ones of another format."""
-    separator = _separator(rows) if rows.suffix == ".csv" and local(rows, "rows").is_file() else ","
+    separator = separator_of(rows) if rows.suffix == ".csv" and local(rows, "rows").is_file() else ","
     return Marks(separator, "," if _has_commas(predictor) and separator != "," else ".")
 
 
@@ -124,8 +124,7 @@ def _with_points(predictor: Predictor, rows: pa.Table) -> pa.Table:
         for row in np.flatnonzero(unclear)[:1].tolist():
             found = shortened(values[row].as_py())
             problems.append(f"column '{name}': row {row + 1} is '{found}'; expected a decimal comma, as prepared")
-    if problems:
-        raise DataError.of("raw rows", problems)
+    DataError.refuse("raw rows", problems)
     return rows
 
 
@@ -480,7 +479,7 @@ def read_rows(path: Path) -> Iterator[pa.Table]:
                 if not file.metadata.num_rows:
                     yield file.schema_arrow.empty_table()
         elif path.suffix == ".csv":
-            marks = pa_csv.ParseOptions(newlines_in_values=True, delimiter=_separator(path))
+            marks = pa_csv.ParseOptions(newlines_in_values=True, delimiter=separator_of(path))
             with path.open("rb") as names, path.open("rb") as values:
                 with pa_csv.open_csv(names, parse_options=marks) as reader:
                     _check_names(path, reader.schema.names)
@@ -503,7 +502,7 @@ def read_rows(path: Path) -> Iterator[pa.Table]:
         raise DataError(f"{path}: can't be read as {path.suffix[1:]}: {error}{remedy}") from None
 
 
-def _separator(path: Path) -> str:
+def separator_of(path: Path) -> str:
     """The mark between the columns of a CSV file: as `prepare` finds it, if the first line has no comma."""
     with path.open("rb") as file:
         first = re.sub(rb'"[^"]*"', b"", file.readline(HEADER))  # a name may hold any mark

@@ -170,8 +170,8 @@ SOLD = frozenset({"in_stock", "available", "preorder", "backorder"})
 def for_sale(columns: Sequence[ColumnFacts], stock: Mapping[str, Any] | None = None) -> str | None:
     """The filter of items that are in stock; None without a column that tells.
 
-    `stock` is what the dataset says of such a column: its name, and the values of items in stock if they are texts.
-    Else every column tells whose name says so.
+    `stock` names the column, and the values of items in stock where these are texts. Without it, every column with a
+    name such as `in_stock` tells.
     """
     tests = []
     if stock is not None:

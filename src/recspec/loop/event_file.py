@@ -116,12 +116,12 @@ def _targets(
     runs: Mapping[str, Predictor], rows: pa.Table, raw: RawEvents, file: Path, notes: list[str]
 ) -> dict[Any, set[Any]]:
     """Items of each user that are new to the user in every run."""
-    each_run = [
-        targets_of(predictor, rows, raw, notes if not at else None) for at, predictor in enumerate(runs.values())
-    ]
+    each_run = [targets_of(predictor, rows, raw) for predictor in runs.values()]
     first, *others = each_run
     both = {user: items.intersection(*(each.get(user, ()) for each in others)) for user, items in first.items()}
     found = {user: items for user, items in both.items() if items}
+    if left := sum(map(len, acts_of(rows, raw).values())) - sum(map(len, found.values())):
+        notes.append(f"{how_many(left, 'pair')} of user and item left out, as the user has the item already")
     if not found:
         what = "" if raw.settings.target is None else f" of type {' or '.join(raw.settings.target)}"
         raise DataError(
@@ -152,8 +152,8 @@ def losses_of(
     return labels, chances, -np.log(np.where(labels, chances, 1 - chances))
 
 
-def targets_of(after: Predictor, rows: pa.Table, raw: RawEvents, notes: list[str] | None = None) -> dict[Any, set[Any]]:
-    """User -> new items in rows that count, of `target` where one is set, by raw ids; seen ones are in no list."""
+def acts_of(rows: pa.Table, raw: RawEvents) -> dict[Any, set[Any]]:
+    """User -> items of the rows that count, of `target` where one is set, by raw ids."""
     settings, items = raw.settings, defaultdict[Any, set[Any]](set)
     assert settings.user is not None
     assert settings.item is not None
@@ -170,14 +170,16 @@ def targets_of(after: Predictor, rows: pa.Table, raw: RawEvents, notes: list[str
     kept = rows.filter(pa.array(counts))
     for user, item in zip(*(kept.column(name).to_pylist() for name in (settings.user, settings.item)), strict=True):
         items[user].add(item)
-    seen, known = after.recommender.seen, after.catalogues
-    found = {}
+    return items
+
+
+def targets_of(after: Predictor, rows: pa.Table, raw: RawEvents) -> dict[Any, set[Any]]:
+    """`acts_of` without the items that a user has; seen ones are in no list."""
+    items, seen, known, found = acts_of(rows, raw), after.recommender.seen, after.catalogues, {}
     for user, number in zip(items, known.user_ids([*items]).tolist(), strict=True):
         own = known.raw_ids("item", seen.of(number).numpy().astype(np.int64)).to_pylist() if number > 0 else ()
         if new := items[user].difference(own):
             found[user] = new
-    if notes is not None and (left := sum(map(len, items.values())) - sum(map(len, found.values()))):
-        notes.append(f"{how_many(left, 'pair')} of user and item left out, as the user has the item already")
     return found
 
 

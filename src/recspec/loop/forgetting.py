@@ -53,6 +53,7 @@ from recspec.data.storage import (
 )
 from recspec.datasets import EVENTS, GROWTH_FILE
 from recspec.feature_spec import FILE_NAME, FeatureSpec, find_export_file
+from recspec.inference import separator_of
 from recspec.loop import journal as tables
 from recspec.loop.journal import Journal, now_us
 from recspec.loop.refits import mark, refit_runs
@@ -509,11 +510,7 @@ def _in_file(file: Path, person: str, names: set[str], done: Forgotten) -> None:
             done.stays.append(f"{file.parent}: removed, because an export holds rows of users; export the model again")
         elif file.suffix in (".csv", ".jsonl", ".json") and file.stat().st_size <= MOST_SEARCHED:
             _in_text_answers(file, person, done)
-        elif (
-            file.suffix == ".html"
-            and b"recspec " in file.read_bytes()
-            and _names(file.read_text(encoding="utf-8"), person)
-        ):
+        elif file.suffix == ".html" and "recspec " in (text := _text(file)) and _names(text, person):
             file.unlink()
             done.counts["pages"] += 1
             done.stays.append(f"{file}: removed, because the page may show the person; make it again")
@@ -620,7 +617,7 @@ def _text(file: Path) -> str:
 def _in_columns(file: Path, person: str, names: set[str]) -> bool:
     """Whether a column of users of a CSV or JSONL file holds the id."""
     if file.suffix == ".csv":
-        rows = csv.DictReader(io.StringIO(_text(file), newline=""))
+        rows = csv.DictReader(io.StringIO(_text(file), newline=""), delimiter=separator_of(file))
         own = names & {*(rows.fieldnames or ())}
         return any(str(row[name]) == person for row in rows for name in own) if own else False
     if file.suffix != ".jsonl":

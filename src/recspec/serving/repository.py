@@ -180,7 +180,7 @@ class Repository:
                 log.warning("the newest events of the journal: %s", note)
             metrics = {metric.event: 0 for each in self.ways.experiments for metric in each.metrics}
             for note in self.notes_of_types(metrics):
-                log.warning("metrics of the experiments: %s", note.replace(" (0 events)", ""))
+                log.warning("metrics of the experiments: %s", note)
         if self.settings.watch:
             self._watch = asyncio.create_task(self._look_again())
         if self.journal is not None and self.measures_drift and self.settings.drift:
@@ -202,8 +202,9 @@ class Repository:
         histories = [model.histories for model in loaded if model.histories is not None]
         known = dict.fromkeys(kind for each in histories for kind in each.event_types)
         ignored = [kind for kind in counts if histories and all(each.ignores(kind) for each in histories)]
+        times = {kind: f" ({how_many(count, 'event')})" if count else "" for kind, count in counts.items()}
         return [
-            f"type '{shortened(kind)}' ({how_many(counts[kind], 'event')}): no served model reads it"
+            f"type '{shortened(kind)}'{times[kind]}: no served model reads it"
             f"{nearest(kind, known)}; they read {listed(known)}"
             for kind in ignored[:MOST_NOTED]
         ]

@@ -156,7 +156,7 @@ class ClockEncoder(_OneColumn):
             return raw_values.clock_of(self, as_numbers(values))
         try:
             return each_once(values, lambda texts: raw_values.clock_ids(self, texts.to_pylist()))
-        except ValueError:  # of the different texts; the place in the rows is told
+        except ValueError:  # it names a place among the different texts; name the row
             try:
                 return raw_values.clock_ids(self, values.to_pylist())
             except ValueError as error:
