@@ -29,10 +29,9 @@ from numpy.typing import NDArray
 import recspec
 from recspec.base.errors import DataError, how_many, listed, nearest, shortened
 from recspec.base.files import PathError, confined, special
-from recspec.data.encoding import TRUTH, Encoders
+from recspec.data.encoding import EVENT_SECONDS, TRUTH, Encoders
 from recspec.data.prepare import (
     DESCRIBES,
-    EVENT_SECONDS,
     FILE_SPLIT,
     HOW,
     IS_TARGET,

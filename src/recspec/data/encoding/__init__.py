@@ -44,7 +44,7 @@ from recspec.data.encoding.raw_columns import (
     widened,
     with_points,
 )
-from recspec.data.encoding.raw_values import COMMA, GROUPED, MISSING_NUMBERS, TRUTH, Lists, cut
+from recspec.data.encoding.raw_values import COMMA, EVENT_SECONDS, GROUPED, MISSING_NUMBERS, TRUTH, Lists, cut
 from recspec.data.encoding.row_notes import (
     LEFT_OUT,
     NO_EVENT,

@@ -125,4 +125,4 @@ from recspec.data.prepare.text_files import (
     read_header,
 )
 from recspec.data.prepare.text_layout import check_encoding
-from recspec.data.prepare.times import EVENT_SECONDS, looks_like_time, note_doubtful_time, note_untimed
+from recspec.data.prepare.times import looks_like_time, note_doubtful_time, note_untimed

@@ -13,6 +13,7 @@ from ibis.expr.types import BooleanValue, IntegerValue, StringValue, Table
 from ibis.expr.types import Column as Values
 
 from recspec.base.errors import listed
+from recspec.data.encoding import EVENT_SECONDS
 from recspec.data.prepare.backend import Backend, count_where, fetch
 from recspec.data.prepare.declared import (
     BOUNDS,
@@ -36,7 +37,6 @@ ZONE = rf" ?(Z|z|UTC|GMT|{OFFSET})"
 UNZONED = f"{DATE}{CLOCK}?$"
 ZONED = f"{DATE}{CLOCK}{ZONE}$"
 GLANCED = 1_000  # rows read to find a time column or a format
-EVENT_SECONDS = (1e8, 3e9)  # seconds since 1970 between which events happen: March 1973 to January 2065
 
 
 @dataclass
